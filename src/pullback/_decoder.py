@@ -1,0 +1,159 @@
+"""The decoder contract, in one place.
+
+A decoder is any callable that maps latent codes ``z`` of shape ``(*batch, d)`` to a `torch.distributions.Distribution`
+whose ``batch_shape`` starts with ``batch``. Further batch dimensions are independent features, so a plain
+``Normal(mu, sigma)`` of shape ``(n, D)`` is a decoder of ``D`` features. Nothing else is asked of it: it may be a lambda,
+an ``nn.Module``, or a method.
+
+The geometry differentiates the decoder and compares decodings of neighbouring codes, so the decoder must be a *function*:
+the same code must always give the same distribution, whatever else is in the batch. `decode` checks that, and says in one
+sentence what to change where it does not hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.nn.modules import module as nn_module
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+_RANDOM = (
+    "The decoder drew random numbers: decoding the same code twice gives two distributions. Switch dropout off "
+    "(model.eval(), or F.dropout(x, training=False)) and return the distribution itself, not one around a sample."
+)
+
+Decoder = Callable[[Tensor], Distribution]
+
+
+class DecoderError(ValueError):
+    """The decoder breaks the contract; the message says how to mend it."""
+
+
+def decode(decoder: Decoder, z: Tensor) -> Distribution:
+    """Decodes ``z`` to ``p(x|z)`` and checks the contract.
+
+    Raises `DecoderError` if the decoder is random (train mode, dropout, batch normalisation with batch statistics), does
+    not return a distribution, or returns one whose batch shape does not start with that of ``z``.
+    """
+    _check_codes(z)
+    with _refuse_randomness(z):
+        try:
+            p = decoder(z)
+        except ValueError as error:
+            if "Expected parameter" in str(error):
+                raise DecoderError(_invalid_parameter(error)) from error
+            raise
+    _check_distribution(p, z)
+    return p
+
+
+def observed(decoder: Decoder) -> Decoder:
+    """The decoder the geometry looks at: ``decoder.observed`` where it has one (see `pullback.Extrapolated`), else itself."""
+    return getattr(decoder, "observed", decoder)
+
+
+@contextlib.contextmanager
+def unvalidated() -> Iterator[None]:
+    """Distributions built inside do not check their parameters: a NaN reaches the caller instead of ending the batch."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
+def check_finite(values: Tensor, z: Tensor) -> None:
+    """Raises a `DecoderError` that names the first code at which ``values``, of shape ``(*batch, ...)``, are not finite."""
+    if torch.isfinite(values).all():
+        return
+    bad = ~torch.isfinite(values).reshape(*z.shape[:-1], -1).all(-1)
+    first = z[bad][0].tolist()
+    raise DecoderError(
+        f"The decoder returned NaN or infinite parameters at {int(bad.sum())} of {bad.numel()} codes, first at "
+        f"z = {[round(x, 4) for x in first]}. Check the model there: bound its exponentials (softplus instead of exp), "
+        "or keep the codes within the region it was trained on."
+    )
+
+
+def _check_codes(z: Tensor) -> None:
+    if not isinstance(z, Tensor):
+        raise TypeError(
+            f"Latent codes must be a torch.Tensor of shape (*batch, d), not {type(z).__name__}. Use torch.as_tensor(z)."
+        )
+    if not z.is_floating_point():
+        raise TypeError(f"Latent codes must be floating point, not {z.dtype}. Use z.double().")
+    if z.ndim == 0:
+        raise ValueError("Latent codes must have shape (*batch, d); got a scalar. Use z.reshape(1) for d = 1.")
+
+
+def _check_distribution(p: object, z: Tensor) -> None:
+    if isinstance(p, Tensor):
+        raise DecoderError(
+            "The decoder returned a tensor, not a distribution. Wrap it in the likelihood the model was trained with, for "
+            "example `lambda z: torch.distributions.Bernoulli(logits=model(z))` or `Normal(model(z), sigma)`."
+        )
+    if not isinstance(p, Distribution):
+        raise DecoderError(
+            f"The decoder returned {type(p).__name__}, not a torch.distributions.Distribution. Return one distribution; for "
+            "features of different kinds use pullback.Product(p, q, ...)."
+        )
+    batch = z.shape[:-1]
+    if p.batch_shape[: len(batch)] != batch:
+        raise DecoderError(
+            f"The decoder was given codes of shape {tuple(z.shape)} and returned a distribution with batch shape "
+            f"{tuple(p.batch_shape)}, which must start with {tuple(batch)}. Keep the leading dimensions of z: index from the "
+            "right (z[..., 0], dim=-1), use flatten(-3) instead of view(n, -1), and do not squeeze."
+        )
+
+
+@contextlib.contextmanager
+def _refuse_randomness(z: Tensor) -> Iterator[None]:
+    handle = nn_module.register_module_forward_pre_hook(_refuse_train_mode)
+    before = _random_state(z)
+    try:
+        yield
+    except RuntimeError as error:
+        if "called random operation" in str(error):
+            raise DecoderError(_RANDOM) from error
+        raise
+    finally:
+        handle.remove()
+    if _random_state(z) != before:
+        raise DecoderError(_RANDOM)
+
+
+def _random_state(z: Tensor) -> object:
+    if torch._C._functorch.is_functorch_wrapped_tensor(z):
+        return None  # inside vmap torch itself refuses random numbers
+    if z.device.type == "cuda":
+        return torch.cuda.default_generators[z.device.index or 0].get_offset()
+    return torch.default_generator.get_state().numpy().tobytes()
+
+
+def _refuse_train_mode(module: nn.Module, _inputs: object) -> None:
+    if not module.training:
+        return
+    name = type(module).__name__
+    if isinstance(module, _DropoutNd) and module.p > 0:
+        raise DecoderError(
+            f"The decoder is in train mode and has {name}, so its output is random. Call model.eval() first."
+        )
+    if isinstance(module, _BatchNorm):
+        raise DecoderError(
+            f"The decoder is in train mode and has {name}, so each code's distribution depends on the rest of its batch. "
+            "Call model.eval() first."
+        )
+
+
+def _invalid_parameter(error: ValueError) -> str:
+    reason = str(error).split("\n")[0][:240]
+    return (
+        "The decoder built a distribution with invalid parameters (NaN, or outside their range). Check the model at these codes: "
+        f"use softplus for scales and rates, logits instead of probabilities. torch says: {reason}"
+    )

@@ -1,0 +1,74 @@
+"""The Fisher information of one distribution, as an object the metric can contract with.
+
+A family's information matrix is a fact about the family: coordinates ``eta`` and a positive semi-definite matrix ``I(eta)``
+on their tangents. Storing the matrix is wasteful for most families (it is diagonal, or a rank-one change of a diagonal) and
+impossible for some (a multivariate normal in 784 dimensions), so an `Information` holds a *function* instead: either a root
+``R`` with ``|R u|² = uᵀ I u``, or the product ``I u``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Linear = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Information:
+    r"""Fisher information of a distribution with ``batch_shape`` ``*b`` in the coordinates ``eta``.
+
+    Give exactly one of `root` and `product`. Both are pure functions of ``(eta, u)``, linear in the tangents ``u`` of shape
+    ``(*m, *b, k)``; they must not capture tensors that depend on the latent code, because the metric differentiates ``eta``
+    and evaluates them afterwards.
+
+    **Arguments:**
+
+    - `eta`: coordinates of the distribution on its family, shape ``(*b, k)``, differentiable functions of its parameters.
+    - `root`: ``root(eta, u)`` of shape ``(*m, *b, r)`` with :math:`|\mathrm{root}(\eta, u)|^2 = u^\top I(\eta) u`. Keeps the
+      pulled-back metric positive semi-definite by construction.
+    - `product`: ``product(eta, u)`` :math:`= I(\eta) u`, of the shape of ``u``.
+    - `exact`: False where the information is an estimate (see `pullback.score_information`).
+    """
+
+    eta: Tensor
+    root: Linear | None = None
+    product: Linear | None = None
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.root is None) == (self.product is None):
+            raise ValueError(
+                "Information takes exactly one of root= and product=; see its docstring for their meaning."
+            )
+
+    @classmethod
+    def from_matrix(cls, eta: Tensor, matrix: Callable[[Tensor], Tensor]) -> Information:
+        """From a function ``matrix(eta)`` of shape ``(*b, k, k)``: the textbook form, and the easiest to write."""
+        return cls(eta, product=lambda eta, u: (matrix(eta) @ u[..., None])[..., 0])
+
+    @property
+    def matrix(self) -> Tensor:
+        """The information matrix in the coordinates ``eta``, shape ``(*b, k, k)``."""
+        k = self.eta.shape[-1]
+        basis = torch.eye(k, dtype=self.eta.dtype, device=self.eta.device)
+        u = basis.reshape(k, *[1] * (self.eta.ndim - 1), k).expand(k, *self.eta.shape)
+        return self.gram(self.eta, u, self.eta.ndim - 1)
+
+    def gram(self, eta: Tensor, u: Tensor, num_batch: int) -> Tensor:
+        r"""``uᵢᵀ I(eta) uⱼ`` for tangents ``u`` of shape ``(m, *b, k)``, summed over all but the first `num_batch` dimensions."""
+        if self.root is not None:
+            left = right = self.root(eta, u)
+        else:
+            assert self.product is not None
+            left, right = u, self.product(eta, u)
+        gram = _flat(left, num_batch) @ _flat(right, num_batch).mT
+        return gram if left is right else 0.5 * (gram + gram.mT)
+
+
+def _flat(u: Tensor, num_batch: int) -> Tensor:
+    """``(m, *batch, *features, k) -> (*batch, m, prod(features) k)``."""
+    return u.flatten(1 + num_batch).movedim(0, -2)

@@ -1,0 +1,1 @@
+"""Metrics on the latent space, one file each."""

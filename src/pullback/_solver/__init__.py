@@ -1,0 +1,1 @@
+"""Solvers for the geodesic boundary-value problem, one file each."""
