@@ -24,10 +24,13 @@ class Metric(abc.ABC):
     def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
         """Squared length of the short step from ``a`` to ``b``; symmetric, and ``vᵀ M v`` to third order in ``v = b - a``."""
 
-    def embed(self, z: Float[Tensor, "*batch d"], origin: object = None) -> tuple[Tensor, Tensor] | None:
+    def embed(
+        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
+    ) -> tuple[Tensor, Tensor] | None:
         r"""A dual embedding (phi, psi), each of shape ``(*batch, K)``, with :math:`M = D\phi^\top D\psi`, or None.
 
-        The squared chord of two codes is then ``(phi_b - phi_a) · (psi_b - psi_a)``; see `pullback.embed`.
+        The squared chord of two codes is then ``(phi_b - phi_a) · (psi_b - psi_a)``; see `pullback.embed`. `origin` is a code
+        (broadcastable with ``z``) near which rounding should be best; it leaves all chords unchanged.
         """
         return None
 

@@ -44,8 +44,9 @@ class FisherRaoMetric(Metric):
             raise NotImplementedError  # symmetrised KL: joins with the divergences
         return chord
 
-    def embed(self, z: Float[Tensor, "*batch d"], origin: object = None) -> tuple[Tensor, Tensor] | None:
-        dual = embed(decode(observed(self.decoder), z), origin=origin)
+    def embed(self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
+        base = None if origin is None else decode(observed(self.decoder), origin)
+        dual = embed(decode(observed(self.decoder), z), origin=base)
         if dual is None:
             return None
         phi, psi = (part.flatten(z.ndim - 1) for part in dual)
