@@ -1,0 +1,158 @@
+"""Laws of the repository itself: which way imports point, how classes are cut, what is documented."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import graphlib
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pullback
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "pullback"
+
+# Modules to the left know nothing of modules to the right. "pullback" is the package's own list of names.
+ORDER = [
+    {"_special"},
+    {"_decoder", "_calculus", "_information"},
+    {"_fisher", "_embedding", "_rao"},
+    {"_von_mises_fisher", "_product"},
+    {"_families"},
+    {"_divergence"},
+    {"_uncertainty"},
+    {"_metric"},
+    {"_curve"},
+    {"_solver"},
+    {"_geometry"},
+    {"_statistics"},
+    {"testing"},
+    {"pullback"},
+    {"plot"},
+    {"experiments"},
+    {"cli"},
+    {"__main__"},
+]
+LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
+
+
+def files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def part(module: str) -> str:
+    """The entry of ORDER a module belongs to."""
+    return module.split(".")[1] if "." in module else "pullback"
+
+
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
+    """Modules of the package that a file imports anywhere, also inside functions and under TYPE_CHECKING."""
+    known = {module_name(p) for p in files()}
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} uses a relative import"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else str(node.module) for name in names}
+    return frozenset(found & known)
+
+
+@pytest.mark.parametrize("path", files(), ids=module_name)
+def test_imports_point_left(path):
+    here = part(module_name(path))
+    assert here in LEVEL, f"{here} has no place in ORDER of {Path(__file__).name}: say what it may know of"
+    wrong = {name for name in imports(path) if LEVEL[part(name)] > LEVEL[here]}
+    assert not wrong, f"{module_name(path)} imports {wrong}, which stand to its right"
+
+
+def test_imports_have_no_cycle():
+    graph = {module_name(p): imports(p) - {module_name(p)} for p in files()}
+    assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+@functools.cache
+def classes() -> list[type]:
+    modules = [m.name for m in pkgutil.walk_packages(pullback.__path__, "pullback.") if not m.name.endswith("__main__")]
+    members = (member for name in modules for member in vars(importlib.import_module(name)).values())
+    return list(dict.fromkeys(c for c in members if inspect.isclass(c) and c.__module__.startswith("pullback")))
+
+
+@pytest.mark.parametrize("cls", classes(), ids=lambda c: c.__name__)
+def test_every_class_is_abstract_or_final(cls):
+    concrete = [b for b in cls.__mro__[1:] if b.__module__.startswith("pullback") and not inspect.isabstract(b)]
+    assert not concrete, f"{cls.__name__} subclasses {concrete[0].__name__}, which can be instantiated: wrap it instead"
+
+
+@pytest.mark.parametrize("cls", [c for c in classes() if dataclasses.is_dataclass(c)], ids=lambda c: c.__name__)
+def test_dataclasses_are_frozen(cls):
+    assert cls.__dataclass_params__.frozen
+
+
+def test_import_is_light():
+    heavy = {"matplotlib", "IPython", "pandas", "plotly", "starlette", "uvicorn", "dask", "zarr", "tyro"}
+    code = "import sys, pullback; print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "torch" in loaded
+    assert not heavy & set(loaded)
+
+
+def public() -> list[tuple[str, object]]:
+    return [(n, m) for n, m in vars(pullback).items() if not n.startswith("_") and not inspect.ismodule(m)]
+
+
+@pytest.mark.parametrize(("name", "member"), public(), ids=[name for name, _ in public()])
+def test_public_names_are_documented(name, member):
+    text = inspect.getdoc(member) or ""
+    assert len(text) > 20, f"pullback.{name} has no docstring"
+    assert "TODO" not in text
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    assert re.search(rf"^\.\. auto\w+:: {name}$", pages, re.MULTILINE), f"docs/api has no entry for pullback.{name}"
+
+
+@pytest.mark.parametrize("cls", [c for _, c in public() if inspect.isclass(c)], ids=lambda c: c.__name__)
+def test_public_methods_are_documented(cls):
+    own = [name for name, member in vars(cls).items() if inspect.isfunction(member) and not name.startswith("_")]
+    missing = [name for name in own if not inspect.getdoc(getattr(cls, name))]
+    assert not missing, f"{cls.__name__} has methods without a docstring: {missing}"
+
+
+def code_lines(node: ast.FunctionDef) -> int:
+    """Lines of a function without its docstring."""
+    documented = ast.get_docstring(node) is not None
+    first = node.body[1] if documented and len(node.body) > 1 else node.body[0]
+    return (node.end_lineno or 0) - first.lineno + 1 if not (documented and len(node.body) == 1) else 0
+
+
+@pytest.mark.parametrize("path", files(), ids=module_name)
+def test_files_and_functions_are_short(path):
+    text = path.read_text()
+    assert len(text.splitlines()) < 300
+    long = {n.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef) and code_lines(n) >= 40}
+    assert not long, f"functions of 40 lines or more: {long}"
+
+
+def test_no_paths_of_one_machine():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    pattern = re.compile(rb"/(work|root|home|Users)/")
+    names = [name for name in tracked.decode().split("\0") if name and (ROOT / name).is_file()]
+    guilty = [name for name in names if pattern.search((ROOT / name).read_bytes())]
+    assert not guilty
