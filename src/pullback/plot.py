@@ -1,0 +1,193 @@
+"""Pictures of two-dimensional latent spaces. The only module that imports matplotlib.
+
+Every function takes the axes to draw on (``ax=None`` makes new ones) and returns what it drew, so that colours, labels and
+limits stay the caller's to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.colorbar import Colorbar
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from pullback._decoder import decode
+from pullback._metric.base import Metric
+
+Background = str | Callable[[Tensor], Tensor]
+Bounds = tuple[float, float, float, float]
+
+
+class LatentPlot(NamedTuple):
+    """What `latent` drew: the background, the codes (None without codes) and the colour bar (None if switched off)."""
+
+    image: AxesImage
+    codes: PathCollection | None
+    colorbar: Colorbar | None
+
+
+def latent(
+    metric: Metric,
+    codes: Tensor | None = None,
+    *,
+    background: Background = "log_volume",
+    bounds: Bounds | None = None,
+    resolution: int = 200,
+    clip: float = 0.01,
+    cmap: str = "viridis",
+    colorbar: bool = True,
+    ax: Axes | None = None,
+) -> LatentPlot:
+    r"""Draws a two-dimensional latent space: a background computed from the metric, and the codes on top of it.
+
+    **Arguments:**
+
+    - `metric`: any `pullback.Metric` on a two-dimensional latent space.
+    - `codes`: latent codes of shape ``(n, 2)`` to scatter.
+    - `background`: ``"log_volume"`` (:math:`\tfrac12 \log\det M`: bright where a small step changes the decoded
+      distribution much), ``"entropy"`` of the decoded distribution (summed over features), ``"support"`` (the distance to
+      the data of a `pullback.Extrapolated` decoder), or a function from codes ``(n, 2)`` to values ``(n,)``.
+    - `bounds`: ``(left, right, bottom, top)``; by default the codes' extent with a margin of a quarter of it.
+    - `resolution`: pixels along the longer side. Each pixel is one decoded code.
+    - `clip`: the share of pixels at each end of the colour scale that saturates, so that a few extreme values do not
+      flatten the rest. Pixels that are not finite (a singular metric has log-volume :math:`-\infty`) stay grey.
+    """
+    ax = ax or plt.subplots(layout="constrained")[1]
+    bounds = bounds or _extent(codes)
+    like = codes if codes is not None else torch.zeros(0, 2, dtype=torch.float64)
+    values = _evaluate(_background(metric, background), _grid(bounds, resolution, like))
+    low, high = _limits(values, clip)
+    colors = plt.get_cmap(cmap).with_extremes(bad="0.8")
+    image = ax.imshow(values.numpy(), extent=bounds, origin="lower", cmap=colors, vmin=low, vmax=high, aspect="equal")
+    bar = None
+    if colorbar:
+        bar = ax.figure.colorbar(image, ax=ax, extend=_extend(values, low, high), shrink=0.85)
+        bar.set_label(_label(background))
+    return LatentPlot(image, None if codes is None else _scatter(codes, ax), bar)
+
+
+def paths(curves: object, *, num_points: int = 200, ax: Axes | None = None, **style: object) -> list[Line2D]:
+    """Draws curves in a two-dimensional latent space, one line each.
+
+    **Arguments:**
+
+    - `curves`: points of shape ``(*batch, n, 2)``; or a `pullback.Geodesic`, or its ``curve``, which is evaluated at
+      `num_points` times.
+    - `style`: passed to `matplotlib.axes.Axes.plot`.
+    """
+    ax = ax or plt.subplots(layout="constrained")[1]
+    points = _points(curves, num_points).detach().cpu()
+    if points.ndim < 2 or points.shape[-1] != 2:
+        raise ValueError(f"paths draws curves of shape (*batch, n, 2), not {tuple(points.shape)}; project them first.")
+    drawn = points.reshape(-1, *points.shape[-2:]).numpy()
+    look = {"color": "white", "linewidth": 1.5, **style}
+    return [line for xy in drawn for line in ax.plot(xy[:, 0], xy[:, 1], **look)]
+
+
+def _points(curves: object, num_points: int) -> Tensor:
+    curve = getattr(curves, "curve", curves)
+    if isinstance(curve, Tensor):
+        return curve
+    if not callable(curve):
+        raise TypeError(f"paths draws a tensor of points or a geodesic, not {type(curves).__name__}.")
+    return curve(torch.linspace(0, 1, num_points))
+
+
+def _background(metric: Metric, background: Background) -> Callable[[Tensor], Tensor]:
+    if callable(background):
+        return background
+    known = {
+        "log_volume": lambda: metric.log_volume,
+        "entropy": lambda: _entropy(metric),
+        "support": lambda: _support(metric),
+    }
+    if background not in known:
+        raise ValueError(f"background must be a function or one of {sorted(known)}, not {background!r}.")
+    return known[background]()
+
+
+def _entropy(metric: Metric) -> Callable[[Tensor], Tensor]:
+    decoder = _decoder(metric, "entropy")
+    return lambda z: decode(decoder, z).entropy().reshape(len(z), -1).sum(-1)
+
+
+def _support(metric: Metric) -> Callable[[Tensor], Tensor]:
+    decoder = _decoder(metric, "support")
+    if not hasattr(decoder, "support"):
+        raise ValueError(
+            'background="support" needs a decoder that knows its data: wrap it, '
+            "pullback.Extrapolated(decoder, pullback.Support.fit(codes))."
+        )
+    return decoder.support.distance
+
+
+def _decoder(metric: Metric, background: str) -> Callable[[Tensor], torch.distributions.Distribution]:
+    if not hasattr(metric, "decoder"):
+        raise ValueError(
+            f'background="{background}" needs a metric with a decoder; pass a function of the codes instead.'
+        )
+    return metric.decoder  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _extent(codes: Tensor | None) -> Bounds:
+    if codes is None:
+        raise ValueError("latent needs codes= or bounds=(left, right, bottom, top) to know what to draw.")
+    if codes.ndim != 2 or codes.shape[-1] != 2:
+        raise ValueError(f"latent draws codes of shape (n, 2), not {tuple(codes.shape)}; choose two dimensions first.")
+    low, high = codes.detach().amin(0).cpu(), codes.detach().amax(0).cpu()
+    margin = 0.25 * (high - low).clamp_min(1e-3)
+    (left, bottom), (right, top) = (low - margin).tolist(), (high + margin).tolist()
+    return left, right, bottom, top
+
+
+def _grid(bounds: Bounds, resolution: int, like: Tensor) -> Tensor:
+    """Centres of square pixels, of shape ``(rows, columns, 2)``."""
+    left, right, bottom, top = bounds
+    pixel = max(right - left, top - bottom) / resolution
+    columns, rows = (max(1, round(side / pixel)) for side in (right - left, top - bottom))
+    x = left + (torch.arange(columns) + 0.5) * (right - left) / columns
+    y = bottom + (torch.arange(rows) + 0.5) * (top - bottom) / rows
+    return torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).to(like)
+
+
+def _evaluate(f: Callable[[Tensor], Tensor], grid: Tensor, chunk: int = 4096) -> Tensor:
+    with torch.no_grad():
+        values = torch.cat([f(z) for z in grid.reshape(-1, 2).split(chunk)])
+    return values.reshape(grid.shape[:-1]).double().cpu()
+
+
+def _limits(values: Tensor, clip: float) -> tuple[float | None, float | None]:
+    finite = values[values.isfinite()]
+    if not len(finite):
+        return None, None
+    low, high = finite.quantile(torch.tensor([clip, 1 - clip], dtype=finite.dtype)).tolist()
+    return low, high
+
+
+def _extend(values: Tensor, low: float | None, high: float | None) -> str:
+    finite = values[values.isfinite()]
+    if low is None or high is None:
+        return "neither"
+    below, above = bool((finite < low).any()), bool((finite > high).any())
+    return {(True, True): "both", (True, False): "min", (False, True): "max", (False, False): "neither"}[below, above]
+
+
+def _label(background: Background) -> str:
+    labels = {
+        "log_volume": r"$\frac{1}{2}\log\det M$",
+        "entropy": "entropy of $p(x|z)$",
+        "support": "distance to the data",
+    }
+    return labels.get(background, "") if isinstance(background, str) else ""
+
+
+def _scatter(codes: Tensor, ax: Axes) -> PathCollection:
+    x, y = codes.detach().cpu().T.numpy()
+    return ax.scatter(x, y, s=6, color="white", edgecolors="black", linewidths=0.3, zorder=2)
