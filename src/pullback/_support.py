@@ -1,0 +1,166 @@
+r"""Where the data are: a smooth distance from a latent point to the region the codes occupy.
+
+The codes are summarised by k-means centres :math:`c_j`. The paper's distance to the data is the squared distance to the
+nearest centre, :math:`D(z) = \min_j |z - c_j|^2` (Arvanitidis et al. 2022, appendix on uncertainty). It has kinks on the
+borders between the centres' cells, and a metric pulled back through it is discontinuous there. The smooth minimum
+
+.. math:: D_h(z) = -h^2 \log \sum_j \exp(-|z - c_j|^2 / h^2), \qquad
+          \min_j |z - c_j|^2 - h^2 \log k \le D_h(z) \le \min_j |z - c_j|^2,
+
+with h the spacing of the centres, has none: where the centres sample a curve or a sheet evenly it is flat along them and
+grows like the square of the distance away from them.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from sklearn.cluster import KMeans, MiniBatchKMeans
+from torch import Tensor, nn
+
+_MAX_CENTERS = 256
+_MINI_BATCH_FROM = 10_000
+
+
+class Support(nn.Module):
+    r"""The region of the latent space that the codes occupy; make one with `Support.fit`.
+
+    **Attributes** (buffers, so they follow ``.to`` and ``state_dict``):
+
+    - `origin`, `offsets`: the mean of the k-means centres, shape ``(d,)``, and the centres as seen from it, ``(k, d)``.
+    - `scale`: the smoothing length h of the distance, by default the median distance of a centre to its nearest neighbour.
+    - `edge`: the value of `distance2` at which the support ends, by default its 99 % quantile over the codes.
+    - `spread`: root mean square distance of the codes from their mean, the size of the whole cloud.
+    """
+
+    origin: Tensor
+    offsets: Tensor
+    scale: Tensor
+    edge: Tensor
+    spread: Tensor
+
+    def __init__(self, centers: Float[Tensor, "k d"], *, scale: Tensor, edge: Tensor, spread: Tensor):
+        super().__init__()
+        # |z - c|² = |z|² - (2 z·c - |c|²) needs one matrix product and no (n, k, d) tensor. Measured from the centres' mean,
+        # it loses no digits when the cloud lies far from the origin.
+        self.register_buffer("origin", centers.mean(0))
+        self.register_buffer("offsets", centers - centers.mean(0))
+        self.register_buffer("scale", scale)
+        self.register_buffer("edge", edge)
+        self.register_buffer("spread", spread)
+
+    @property
+    def centers(self) -> Float[Tensor, "k d"]:
+        """The k-means centres."""
+        return self.origin + self.offsets
+
+    @classmethod
+    def fit(
+        cls,
+        codes: Float[Tensor, "n d"],
+        num_centers: int | None = None,
+        *,
+        scale: float | None = None,
+        quantile: float = 0.99,
+        random_state: int = 0,
+    ) -> Self:
+        r"""Fits the support to latent codes by k-means.
+
+        **Arguments:**
+
+        - `codes`: latent codes of the data, shape ``(n, d)``. The support has their dtype and device.
+        - `num_centers`: k. By default :math:`3\sqrt n`, at most 256: about :math:`\sqrt n / 3` codes to a centre.
+        - `scale`: the smoothing length h. By default the median distance between neighbouring centres.
+        - `quantile`: the share of the codes that lie inside the `edge` of the support.
+        - `random_state`: seed of k-means.
+        """
+        _check_codes(codes)
+        num_distinct = len(np.unique(codes.detach().cpu().numpy(), axis=0))
+        k = _num_centers(len(codes), num_distinct, num_centers)
+        centers = torch.as_tensor(_k_means(codes, k, random_state)).to(codes)
+        spacing = _median_spacing(centers, codes) if scale is None else torch.as_tensor(scale).to(codes)
+        spread = (codes - codes.mean(0)).detach().square().sum(-1).mean().sqrt()
+        support = cls(centers, scale=spacing, edge=torch.zeros_like(spacing), spread=spread)
+        distances = torch.cat([support.distance2(chunk) for chunk in codes.detach().split(4096)])
+        support.edge.copy_(_quantile(distances, quantile))
+        return support
+
+    def distance2(self, z: Float[Tensor, "*batch d"], *, smooth: bool = True) -> Float[Tensor, "*batch"]:
+        r"""Squared distance to the data: the smooth minimum :math:`D_h(z)`, or with ``smooth=False`` the paper's D(z).
+
+        The smooth minimum may be negative between close centres; only its differences and its level sets matter.
+        """
+        z = z - self.origin
+        square, products = z.square().sum(-1), 2 * z @ self.offsets.mT - self.offsets.square().sum(-1)
+        if not smooth:
+            return (square - products.amax(-1)).clamp_min(0)
+        h2 = self.scale.square()
+        return square - h2 * torch.logsumexp(products / h2, -1)
+
+    def contains(self, z: Float[Tensor, "*batch d"]) -> Bool[Tensor, "*batch"]:
+        r"""Whether points lie on the data: no farther outside the `edge` than the centres are from each other."""
+        return self.distance2(z) <= self.edge + self.scale.square()
+
+
+def translated_sigmoid(distance2: Tensor, beta: float | Tensor, c: float = 7.0) -> Tensor:
+    r"""The paper's slider from 0 on the data to 1 far away: :math:`\mathrm{sigmoid}(D / b - c)`, :math:`b = \mathrm{softplus}(\beta)`.
+
+    It is :math:`\mathrm{sigmoid}(-7) \approx 10^{-3}` at the centres and one half where the squared distance is 7 b. Arvanitidis et
+    al. 2022, appendix on uncertainty; Detlefsen et al. 2019.
+    """
+    width = nn.functional.softplus(torch.as_tensor(beta, dtype=distance2.dtype, device=distance2.device))
+    return torch.sigmoid(distance2 / width - c)
+
+
+def _check_codes(codes: Tensor) -> None:
+    if codes.ndim != 2 or not codes.is_floating_point():
+        raise ValueError(
+            f"Support.fit needs floating-point codes of shape (n, d); got {tuple(codes.shape)}, {codes.dtype}. "
+            "Use codes.flatten(0, -2), and codes.unsqueeze(-1) for one latent dimension."
+        )
+    bad = ~torch.isfinite(codes).all(-1)
+    if bad.any():
+        raise ValueError(
+            f"{int(bad.sum())} of {len(codes)} codes are NaN or infinite, first at row {int(bad.nonzero()[0])}. "
+            "Drop them: codes[torch.isfinite(codes).all(-1)]."
+        )
+
+
+def _num_centers(num_codes: int, num_distinct: int, num_centers: int | None) -> int:
+    if num_distinct < 2:
+        raise ValueError(
+            f"The {num_codes} codes are one and the same point, so there is no support to fit. Encode more of the data, and "
+            "check that the encoder has not collapsed."
+        )
+    if num_centers is None:
+        return min(num_distinct, _MAX_CENTERS, max(2, round(3 * num_codes**0.5)))
+    if not 1 <= num_centers <= num_distinct:
+        raise ValueError(
+            f"num_centers is {num_centers}, but there are {num_distinct} distinct codes (of {num_codes}). Ask for between 1 "
+            "and that many centres, leave num_centers out, or encode more of the data."
+        )
+    return num_centers
+
+
+def _k_means(codes: Tensor, num_centers: int, random_state: int) -> np.ndarray:
+    points = codes.detach().cpu().double().numpy()
+    if len(points) < _MINI_BATCH_FROM:
+        model = KMeans(num_centers, random_state=random_state)
+    else:
+        model = MiniBatchKMeans(num_centers, batch_size=4096, random_state=random_state)
+    return np.asarray(model.fit(points).cluster_centers_)
+
+
+def _median_spacing(centers: Tensor, codes: Tensor) -> Tensor:
+    if len(centers) == 1:
+        return (codes - centers).square().sum(-1).mean().sqrt().detach()
+    squares = (centers[:, None, :] - centers).square().sum(-1)
+    return squares.fill_diagonal_(torch.inf).amin(-1).sqrt().median()
+
+
+def _quantile(values: Tensor, quantile: float) -> Tensor:
+    """torch.quantile refuses more than 16 million values; sorting does not."""
+    return values.sort().values[round(quantile * (len(values) - 1))]
