@@ -1,0 +1,161 @@
+r"""The energy of a discrete curve, with the derivatives a second-order solver needs.
+
+A curve of nodes :math:`z_0, \dots, z_T` has the symmetric chord energy :math:`E = T \sum_i \mathrm{ds}^2(z_i, z_{i+1})`, which has order
+two in the number of segments. For a metric with a dual embedding :math:`(\phi, \psi)`, :math:`r_i = \phi_{i+1} - \phi_i` and
+:math:`s_i = \psi_{i+1} - \psi_i`,
+
+.. math::
+   E &= T \sum_i r_i \cdot s_i, \\
+   \nabla_i E &= T \left[ D\phi_i^\top (s_{i-1} - s_i) + D\psi_i^\top (r_{i-1} - r_i) \right], \\
+   A_i &= 2T (D\phi_i^\top D\psi_i + D\psi_i^\top D\phi_i), \qquad
+   U_i = -T (D\phi_i^\top D\psi_{i+1} + D\psi_i^\top D\phi_{i+1}),
+
+where A and U are the Gauss-Newton blocks. They need first derivatives of the decoder only, and are the whole Hessian up to the
+second derivatives of :math:`\phi, \psi` weighted by the residual, which `curvature` adds for exact Newton steps.
+
+A metric that knows only ``tensor`` and ``ds2`` gets the Hessian of :math:`T \sum_i \Delta_i^\top G_i \Delta_i` with frozen
+:math:`G_i = \frac12 (M_i + M_{i+1})`: the step of GEORCE (Rygaard & Hauberg 2025), which is its closed-form solution, with damping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pullback._calculus import pushforward
+from pullback._metric.base import Metric
+from pullback._solver.rows import concatenate
+
+
+@dataclass
+class Expansion:
+    """Second-order expansion of the energies of B curves with n inner nodes: energy, gradient, and Hessian blocks."""
+
+    energy: Tensor  # (B,)
+    gradient: Tensor  # (B, n, d)
+    diagonal: Tensor  # (B, n, d, d)
+    upper: Tensor  # (B, n - 1, d, d)
+
+
+@dataclass
+class Work:
+    """Counts of work: batched decoder calls, and decoded points (a point with its d tangents counts 1 + d)."""
+
+    num_calls: int = 0
+    num_decoded: int = 0
+
+    def add(self, num_points: int) -> None:
+        self.num_calls += 1
+        self.num_decoded += num_points
+
+
+@dataclass(frozen=True)
+class DiscreteEnergy:
+    """Energies of batches of nodes ``(B, T + 1, d)`` under a metric, in chunks of bounded memory.
+
+    `num_parts` is the number of distinct maps in the metric's embedding: 1 if it is Euclidean, 2 if it is a dual pair, and 0
+    if the metric has none.
+    """
+
+    metric: Metric
+    num_parts: int
+    num_features: int
+    chunk_bytes: int
+    work: Work = field(default_factory=Work)
+
+    @classmethod
+    def of(cls, metric: Metric, nodes: Tensor, chunk_bytes: int) -> DiscreteEnergy:
+        """Finds out, at a few nodes, whether the metric has an embedding and how large it is."""
+        probe = nodes[:4, :: max(1, nodes.shape[1] // 4)].flatten(0, 1)
+        with torch.no_grad():
+            dual = metric.embed(probe)
+        if dual is None:
+            return cls(metric, 0, nodes.shape[-1] ** 2, chunk_bytes)
+        return cls(metric, 1 if dual[0] is dual[1] else 2, dual[0].shape[-1], chunk_bytes)
+
+    def chords(self, nodes: Tensor, coarsest: int = 1) -> list[Tensor]:
+        """``ds2`` between nodes at strides ``coarsest, coarsest / 2, ..., 1``: each of shape ``(B, T / stride)``."""
+        strides = [2**k for k in reversed(range(coarsest.bit_length()))]
+        parts = [self._chords(chunk, strides) for chunk in nodes.split(self._chunk_size(nodes, 3))]
+        return [torch.cat(level) for level in zip(*parts, strict=True)]
+
+    def energy(self, nodes: Tensor) -> Tensor:
+        """``T Σ ds2``, shape ``(B,)``."""
+        return (nodes.shape[1] - 1) * self.chords(nodes)[0].sum(-1)
+
+    def expand(self, nodes: Tensor, exact: Tensor) -> Expansion:
+        """The Gauss-Newton expansion; the exact one for the curves where `exact` is true."""
+        size = self._chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
+        parts = [self._expand(z, e) for z, e in zip(nodes.split(size), exact.split(size), strict=True)]
+        return concatenate(parts)
+
+    def _chunk_size(self, nodes: Tensor, copies: int) -> int:
+        per_curve = nodes.shape[1] * self.num_features * nodes.element_size() * copies * max(1, self.num_parts)
+        return max(1, self.chunk_bytes // per_curve)
+
+    def _parts(self, z: Tensor, origin: Tensor) -> tuple[Tensor, ...]:
+        """The distinct maps of the embedding at ``z``; `origin` only matters to pairs."""
+        dual = self.metric.embed(z, origin=origin if self.num_parts == 2 else None)
+        if dual is None:
+            raise ValueError(
+                "The metric has an embedding at some codes and none at others. A parameter that must be constant (a total count, "
+                "degrees of freedom) varies with the code: use pullback.ScoreMetric or pullback.DivergenceMetric for this decoder."
+            )
+        return dual[: self.num_parts]
+
+    def _chords(self, nodes: Tensor, strides: list[int]) -> list[Tensor]:
+        self.work.add(nodes.shape[0] * nodes.shape[1])
+        if self.num_parts == 0:
+            return [self.metric.ds2(nodes[:, :-1:k], nodes[:, k::k]) for k in strides]
+        parts = self._parts(nodes, nodes[:, :1])
+        steps = [[x[:, k::k] - x[:, :-1:k] for x in parts] for k in strides]
+        return [(step[0] * step[-1]).sum(-1) for step in steps]
+
+    def _expand(self, nodes: Tensor, exact: Tensor) -> Expansion:
+        self.work.add(nodes.shape[0] * nodes.shape[1] * (1 + nodes.shape[-1]))
+        if self.num_parts == 0:
+            return self._expand_by_tensor(nodes)
+        origin, T = nodes[:, :1], nodes.shape[1] - 1
+        values, tangents = pushforward(lambda z: self._parts(z, origin), nodes)
+        steps = [x.diff(dim=1) for x in values]
+        bends = [x[:, :-1] - x[:, 1:] for x in steps]
+        inner = [J.movedim(0, -2)[:, 1:-1] for J in tangents]
+        energy = T * (steps[0] * steps[-1]).sum((1, 2))
+        gradient = T * _paired(inner, [x[..., None, :] for x in bends])[..., 0]
+        diagonal = 2 * T * _paired(inner, inner)
+        upper = -T * _paired([J[:, :-1] for J in inner], [J[:, 1:] for J in inner])
+        if exact.any():
+            diagonal[exact] += T * self._curvature(nodes[exact], [x[exact] for x in bends])
+        return Expansion(energy, gradient, diagonal, upper)
+
+    def _curvature(self, nodes: Tensor, bends: list[Tensor]) -> Tensor:
+        """Hessian blocks of ``z -> bend_psi · phi(z) + bend_phi · psi(z)``, which Gauss-Newton leaves out."""
+        inner, origin = nodes[:, 1:-1], nodes[:, :1]
+        self.work.add(inner.shape[0] * inner.shape[1] * 3 * (1 + inner.shape[-1]))
+
+        def pairing(z: Tensor) -> Tensor:
+            parts = self._parts(z, origin)
+            return (2 / len(parts)) * sum((x * bend).sum() for x, bend in zip(parts, reversed(bends), strict=True))
+
+        _, (hessian,) = pushforward(lambda z: (torch.func.grad(pairing)(z),), inner)
+        hessian = hessian.movedim(0, -2)
+        return 0.5 * (hessian + hessian.mT)
+
+    def _expand_by_tensor(self, nodes: Tensor) -> Expansion:
+        T = nodes.shape[1] - 1
+        with torch.enable_grad():
+            free = nodes.detach().requires_grad_()
+            energy = T * self.metric.ds2(free[:, :-1], free[:, 1:]).sum(-1)
+            (gradient,) = torch.autograd.grad(energy.sum(), free)
+        M = self.metric.tensor(nodes)
+        G = M[:, :-1] + M[:, 1:]
+        return Expansion(energy.detach(), gradient[:, 1:-1], T * (G[:, :-1] + G[:, 1:]), -T * G[:, 1:-1])
+
+
+def _paired(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """``Lφ Rψᵀ + Lψ Rφᵀ``; twice the one product for a Euclidean embedding."""
+    if len(left) == 1:
+        return 2 * (left[0] @ right[0].mT)
+    return left[0] @ right[1].mT + left[1] @ right[0].mT

@@ -1,0 +1,216 @@
+r"""The default solver: second-order descent, from coarse curves to fine ones, until the answer stops changing.
+
+Each level solves the discrete problem on T segments (`Minimizer`) and then *measures* the path it found: the natural spline
+through its nodes is decoded on 4T segments, and the energies on T, 2T and 4T of them are extrapolated (Romberg). That number
+belongs to the path, not to its discretisation, so levels can be compared:
+
+- it must not rise from one level to the next. If it does, the coarse nodes have hopped over a wall of the metric that no chord
+  saw; the level is discarded and the path before it is refined instead;
+- it converges with order four in 1/T, so a fifteenth of its last change estimates the error that is left. When that is below
+  the tolerance the curve is finished; else it goes on with twice the segments.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy import interpolate
+from torch import Tensor
+
+from pullback._curve import Polyline
+from pullback._decoder import unvalidated
+from pullback._metric.base import Metric
+from pullback._solver.base import Solution, Solver, Status
+from pullback._solver.discrete import DiscreteEnergy
+from pullback._solver.newton import Minimizer
+from pullback._solver.rows import concatenate, take
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Energy and length of paths, independent of their nodes up to `error`, relative to the energy."""
+
+    energy: Tensor
+    length: Tensor
+    error: Tensor
+
+
+def measure(discrete: DiscreteEnergy, nodes: Tensor) -> Measurement:
+    """Measures the splines through ``nodes`` of T segments on 4T segments."""
+    T = nodes.shape[1] - 1
+    chords = discrete.chords(refine(nodes, 4), 4)
+    energy, error = romberg(*(m * c.sum(-1) for m, c in zip((T, 2 * T, 4 * T), chords, strict=True)))
+    length, _ = romberg(*(c.clamp_min(0).sqrt().sum(-1) for c in chords))
+    return Measurement(energy, length, error / energy.clamp_min(torch.finfo(energy.dtype).tiny))
+
+
+def romberg(coarse: Tensor, middle: Tensor, fine: Tensor) -> tuple[Tensor, Tensor]:
+    """Two Richardson steps for values of order two at T, 2T, 4T, and an estimate of the error.
+
+    Where the differences do not fall by about four the values are not in the asymptotic range: the finest one is returned as
+    it is, and the last difference as its error.
+    """
+    first, second = middle + (middle - coarse) / 3, fine + (fine - middle) / 3
+    regular = (fine - middle).abs() <= 0.5 * (middle - coarse).abs() + 1e-12 * fine.abs()
+    value = torch.where(regular, second + (second - first) / 15, fine)
+    return value, torch.where(regular, (second - first).abs() / 15, (fine - middle).abs())
+
+
+def refine(nodes: Tensor, factor: int) -> Tensor:
+    """Nodes of the cubic spline through ``nodes`` on `factor` times as many segments.
+
+    Not-a-knot ends keep order four up to the end points; natural ones, free of curvature, would lose it there.
+    """
+    return _refinement(nodes.shape[1] - 1, factor, nodes.dtype, nodes.device) @ nodes
+
+
+@functools.lru_cache(maxsize=64)
+def _refinement(num_segments: int, factor: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    t = np.linspace(0, 1, num_segments + 1)
+    weights = interpolate.CubicSpline(t, np.eye(num_segments + 1))(np.linspace(0, 1, factor * num_segments + 1))
+    weights[::factor] = np.eye(num_segments + 1)  # the nodes themselves, to the last digit
+    with torch.inference_mode(False):
+        return torch.as_tensor(weights, dtype=dtype, device=device)
+
+
+@dataclass
+class Paths:
+    """Curves at one level, with the best measurement of each path so far; one entry a curve in every field."""
+
+    index: Tensor
+    nodes: Tensor  # (B, T + 1, d)
+    damping: Tensor
+    energy: Tensor
+    length: Tensor
+    error: Tensor
+    solved: Tensor  # whether the path has been through a level, so that its energy may be compared with the next
+    status: Tensor
+    strict: Tensor
+    num_steps: Tensor  # on this level
+
+
+@dataclass(frozen=True)
+class GaussNewton(Solver):
+    """Damped Gauss-Newton with a switch to Newton, coarse to fine, with adaptive resolution (the default).
+
+    Args:
+        rtol: relative error aimed at for the length.
+        max_steps: steps of one curve on one level.
+        min_segments: segments of the coarsest level; a power of two.
+        max_segments: segments of the finest level, at which a curve that still changes is called unresolved.
+        chunk_bytes: memory for the decoded points held at a time; results do not depend on it.
+    """
+
+    rtol: float = 1e-6
+    max_steps: int = 100
+    min_segments: int = 8
+    max_segments: int = 1024
+    chunk_bytes: int = 2**25
+
+    def solve(self, metric: Metric, nodes: Float[Tensor, "B n d"]) -> Solution:
+        with torch.no_grad(), unvalidated():
+            discrete = DiscreteEnergy.of(metric, nodes, self.chunk_bytes)
+            waiting, done = self._start(discrete, nodes.detach())
+            while waiting:
+                level = min(waiting)
+                finished, rest = self._level(discrete, concatenate(waiting.pop(level)))
+                done.append(finished)
+                if rest.index.numel():
+                    waiting.setdefault(2 * level, []).append(rest)
+            return _assemble(done, discrete)
+
+    def _start(self, discrete: DiscreteEnergy, nodes: Tensor) -> tuple[dict[int, list[Paths]], list[Paths]]:
+        """Sends each start path to the coarsest level whose chords see what finer ones see; bad ones are done at once."""
+        paths, waiting, done = _new_paths(nodes), {}, []
+        ends = discrete.chords(nodes[:, [0, -1]])[0][:, 0]
+        paths.status[~torch.isfinite(ends)] = Status.BAD_END_POINT
+        level = self.min_segments
+        while paths.index.numel():
+            fine = Polyline(paths.nodes).resample(4 * level + 1)
+            coarse, _, dense = (m * c.sum(-1) for m, c in zip((1, 2, 4), discrete.chords(fine, 4), strict=True))
+            paths.energy = level * dense
+            bad = ~torch.isfinite(dense)
+            paths.status[bad & (paths.status == Status.UNRESOLVED)] = Status.NOT_FINITE
+            here = bad | (dense <= 1.3 * coarse) | (level >= self.max_segments // 2)
+            group = take(paths, here)
+            group.nodes = fine[here][:, ::4]
+            done.append(take(group, bad[here]))
+            waiting[level] = [take(group, ~bad[here])]
+            paths, level = take(paths, ~here), 2 * level
+        return {k: v for k, v in waiting.items() if v[0].index.numel()}, done
+
+    def _level(self, discrete: DiscreteEnergy, paths: Paths) -> tuple[Paths, Paths]:
+        """Solves one level; returns the curves that are finished, and the others on the next level."""
+        minimizer = Minimizer(rtol=self.rtol, max_steps=self.max_steps)
+        descent = minimizer.run(discrete, paths.nodes, paths.damping)
+        found = measure(discrete, descent.nodes)
+        worse = ~(found.energy <= paths.energy * (1 + 1e-3))
+        change = (found.energy - paths.energy).abs() / (
+            15 * paths.energy.clamp_min(torch.finfo(found.energy.dtype).tiny)
+        )
+        error = 0.5 * (
+            found.error + torch.where(paths.solved, change, torch.inf)
+        )  # of the length, half that of the energy
+        resolved = ~worse & (error <= self.rtol)
+        last = 2 * (paths.nodes.shape[1] - 1) > self.max_segments
+        new = Paths(
+            index=paths.index,
+            nodes=torch.where(worse[:, None, None], paths.nodes, descent.nodes),
+            damping=descent.damping,
+            energy=torch.where(worse, paths.energy, found.energy),
+            length=torch.where(worse, paths.length, found.length),
+            error=torch.where(worse, paths.error, error),
+            solved=paths.solved | ~worse,
+            status=torch.where(resolved | (descent.status != Status.CONVERGED), descent.status, Status.UNRESOLVED),
+            strict=descent.exact,
+            num_steps=descent.num_steps,
+        )
+        finished = resolved & (descent.status == Status.CONVERGED) | last
+        rest = take(new, ~finished)
+        rest.nodes = refine(rest.nodes, 2)
+        return take(new, finished), rest
+
+
+def _new_paths(nodes: Tensor) -> Paths:
+    index = torch.arange(nodes.shape[0], device=nodes.device)
+    unknown = torch.full((nodes.shape[0],), torch.nan, dtype=nodes.dtype, device=nodes.device)
+    return Paths(
+        index=index,
+        nodes=nodes,
+        damping=torch.full_like(unknown, 0.1),
+        energy=unknown,
+        length=unknown,
+        error=unknown,
+        solved=torch.zeros_like(index, dtype=torch.bool),
+        status=torch.full_like(index, Status.UNRESOLVED),
+        strict=torch.zeros_like(index, dtype=torch.bool),
+        num_steps=torch.zeros_like(index),
+    )
+
+
+def _assemble(done: list[Paths], discrete: DiscreteEnergy) -> Solution:
+    """All curves in their order, on the nodes of the finest among them."""
+    levels = [paths.nodes.shape[1] - 1 for paths in done]
+    finest = max(levels)
+    num_segments = torch.cat([torch.full_like(paths.index, level) for paths, level in zip(done, levels, strict=True)])
+    for paths, level in zip(done, levels, strict=True):
+        paths.nodes = refine(paths.nodes, finest // level)
+    paths = concatenate(done)
+    order = paths.index.argsort()
+    paths = take(paths, order)
+    return Solution(
+        nodes=paths.nodes,
+        energy=paths.energy,
+        length=paths.length,
+        error=paths.error,
+        status=paths.status,
+        strict=paths.strict,
+        num_steps=paths.num_steps,
+        num_segments=num_segments[order],
+        num_calls=discrete.work.num_calls,
+        num_decoded=discrete.work.num_decoded,
+    )

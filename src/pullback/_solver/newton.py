@@ -1,0 +1,143 @@
+"""Damped Gauss-Newton and Newton descent for a batch of discrete curves at one resolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback._solver.base import Status
+from pullback._solver.discrete import DiscreteEnergy, Expansion
+from pullback._solver.rows import put, take
+from pullback._solver.tridiagonal import solve_tridiagonal
+
+
+@dataclass
+class Descent:
+    """Curves on their way down, one entry a curve in every field."""
+
+    index: Tensor  # position in the caller's batch
+    nodes: Tensor  # (B, T + 1, d)
+    energy: Tensor
+    damping: Tensor
+    growth: Tensor  # factor by which the next rejection raises the damping
+    predicted: Tensor  # decrease predicted for the last accepted step
+    exact: Tensor  # whether the expansion holds the exact Hessian
+    barred: Tensor  # whether the exact Hessian was not positive definite here
+    status: Tensor
+    num_steps: Tensor
+
+    @classmethod
+    def start(cls, nodes: Tensor, damping: Tensor) -> Descent:
+        batch = torch.arange(nodes.shape[0], device=nodes.device)
+        off = torch.zeros_like(batch, dtype=torch.bool)
+        full = torch.full_like
+        return cls(
+            index=batch,
+            nodes=nodes.clone(),
+            energy=full(damping, torch.nan),
+            damping=damping.clone(),
+            growth=full(damping, 4.0),
+            predicted=full(damping, torch.inf),
+            exact=off,
+            barred=off,
+            status=full(batch, Status.MAX_STEPS),
+            num_steps=torch.zeros_like(batch),
+        )
+
+
+@dataclass(frozen=True)
+class Minimizer:
+    r"""Levenberg-Marquardt on the energy of discrete curves, each with its own damping (Nielsen's gain-ratio rule).
+
+    Steps solve ``(H + λ D) s = -g``, with H the Gauss-Newton matrix, or the exact Hessian once the predicted decrease falls below
+    `exact_below` of the energy and as long as that Hessian is positive definite. The damping matrix D is the diagonal of H over
+    T², so that λ = 1 balances the smoothest deformations of the curve at every resolution; a small multiple of its mean keeps
+    directions the decoder ignores from running away. A curve has converged when the decrease still to come, estimated from
+    the last two predicted decreases, is below `rtol` of its energy; it then leaves the batch.
+    """
+
+    rtol: float
+    max_steps: int
+    exact_below: float = 1e-2
+
+    def run(self, discrete: DiscreteEnergy, nodes: Tensor, damping: Tensor) -> Descent:
+        """Descends from ``nodes``; returns all curves in their order, each with a `Status`."""
+        result = Descent.start(nodes, damping)
+        curves, model = result, discrete.expand(nodes, result.exact)
+        result.energy = model.energy.clone()
+        curves, model = self._retire(result, curves, model, ~torch.isfinite(model.energy), Status.NOT_FINITE)
+        for _ in range(self.max_steps):
+            if curves.index.numel() == 0:
+                break
+            curves, model = self._step(discrete, result, curves, model)
+        put(result, curves.index, curves)
+        return result
+
+    def _step(
+        self, discrete: DiscreteEnergy, result: Descent, curves: Descent, model: Expansion
+    ) -> tuple[Descent, Expansion]:
+        step, predicted, positive = self._solve(curves, model)
+        trial = curves.nodes + torch.nn.functional.pad(step, (0, 0, 1, 1))
+        energy = discrete.energy(trial)
+        noise = 64 * torch.finfo(energy.dtype).eps * model.energy
+        flat = positive & (predicted <= noise)
+        gain = (model.energy - energy) / predicted
+        accepted = positive & torch.where(flat, energy <= model.energy + noise, gain > 1e-3)
+
+        rate = torch.where(curves.predicted.isinf(), 1.0, (predicted / curves.predicted).clamp_max(1.0))
+        converged = flat | (accepted & (curves.damping <= 1.0) & (predicted * rate <= self.rtol * energy))
+        fresh = self._update(curves, accepted, positive, gain, predicted, model.energy)
+        curves.nodes = torch.where(accepted[:, None, None], trial, curves.nodes)
+        curves.energy = model.energy = torch.where(accepted, energy, model.energy)
+        stalled = (curves.damping > 1e12) & ~converged
+        done = converged | stalled
+        fresh = (fresh & ~done).nonzero()[:, 0]
+        if fresh.numel():
+            put(model, fresh, discrete.expand(curves.nodes[fresh], curves.exact[fresh]))
+        status = torch.where(converged, Status.CONVERGED, Status.STALLED)
+        return self._retire(result, curves, model, done, status)
+
+    def _solve(self, curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
+        """The damped step, the decrease the model predicts for it, and whether the damped Hessian is positive definite."""
+        num_segments = curves.nodes.shape[1] - 1
+        scale = model.diagonal.diagonal(dim1=-2, dim2=-1).abs()
+        scale = (scale + 1e-3 * scale.mean((-2, -1), keepdim=True)) / num_segments**2
+        damped = curves.damping[:, None, None] * scale
+        step, positive = solve_tridiagonal(model.diagonal + torch.diag_embed(damped), model.upper, -model.gradient)
+        predicted = 0.5 * (damped * step * step - model.gradient * step).sum((1, 2))
+        positive = positive & torch.isfinite(predicted)
+        return torch.where(positive[:, None, None], step, 0.0), predicted, positive
+
+    def _update(
+        self, curves: Descent, accepted: Tensor, positive: Tensor, gain: Tensor, predicted: Tensor, energy: Tensor
+    ) -> Tensor:
+        """New damping and kind of Hessian; returns which curves need a new expansion.
+
+        An exact Hessian that is not positive definite costs no damping: the curve goes back to Gauss-Newton until it moves.
+        """
+        saddle = ~positive & curves.exact
+        shrink = (1 - (2 * gain - 1) ** 3).clamp(0.1, 1.0)
+        raised = torch.where(saddle, curves.damping, (curves.damping * curves.growth).clamp_min(1e-3))
+        curves.damping = torch.where(accepted, (curves.damping * shrink).clamp_min(1e-10), raised)
+        curves.growth = torch.where(accepted, 4.0, curves.growth * 2)
+        curves.barred = saddle | (curves.barred & ~accepted)
+        near = accepted & (predicted < self.exact_below * energy)
+        exact = (near | (curves.exact & ~accepted)) & ~curves.barred
+        fresh = accepted | (exact != curves.exact)
+        curves.exact = exact
+        curves.predicted = torch.where(accepted, predicted, curves.predicted)
+        curves.num_steps = curves.num_steps + 1
+        return fresh
+
+    def _retire(
+        self, result: Descent, curves: Descent, model: Expansion, done: Tensor, status: Status | Tensor
+    ) -> tuple[Descent, Expansion]:
+        """Takes the curves that are `done` out of the batch and writes them to the result."""
+        if not done.any():
+            return curves, model
+        curves.status = torch.where(done, status, curves.status)
+        chosen = take(curves, done)
+        put(result, chosen.index, chosen)
+        return take(curves, ~done), take(model, ~done)

@@ -1,0 +1,31 @@
+"""Dataclasses whose fields are tensors with one entry a curve: taking, putting and joining curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Rows = TypeVar("Rows", bound=Any)
+
+
+def take(rows: Rows, index: Tensor) -> Rows:
+    """The curves at an index or mask."""
+    return type(rows)(*(getattr(rows, f.name)[index] for f in fields(rows)))
+
+
+def put(rows: Any, index: Tensor, other: Any) -> None:
+    """Overwrites the curves at an index or mask."""
+    for f in fields(rows):
+        getattr(rows, f.name)[index] = getattr(other, f.name)
+
+
+def concatenate(parts: Sequence[Rows]) -> Rows:
+    """All curves of several parts, in order."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    return type(first)(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(first)))
