@@ -43,6 +43,16 @@ class Marks:
         part = phi[index]
         return Marks(self.metric, self.z[index], (part, part if phi is psi else psi[index]))
 
+    def join(self, other: Marks) -> Marks:
+        """These codes and, behind them along the first dimension, others."""
+        z = torch.cat([self.z, other.z])
+        if self.dual is None or other.dual is None:
+            return Marks(self.metric, z, None)
+        phi = torch.cat([self.dual[0], other.dual[0]])
+        return Marks(
+            self.metric, z, (phi, phi if self.dual[0] is self.dual[1] else torch.cat([self.dual[1], other.dual[1]]))
+        )
+
     def ds2(self, other: Marks) -> Tensor:
         """Squared steps to other codes of the same metric and origin."""
         if self.dual is None or other.dual is None:

@@ -17,23 +17,21 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from scipy import sparse
-from scipy.sparse import csgraph
-from scipy.spatial import KDTree
+from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from pullback._curve import Polyline, equal_spacing
 from pullback._decoder import unvalidated
 from pullback._metric.base import Metric
 from pullback._metric.steps import safe_sqrt, squared_steps
+from pullback._solver.routes import Links, Routes, batches
 
-_MAX_SOURCES = 64  # searches held in memory at once
-_MAX_PAIRS = 4096  # paths traced at once
 _MAX_SUBSTEPS = 32
 _TIE_BREAK = 1e-6  # share of Euclidean length in every weight: crosses flat regions straight
 _EUCLIDEAN_SHARE = 0.1  # of the arc length by which paths are resampled
@@ -120,7 +118,9 @@ class Graph(abc.ABC):
             kinds = {cls.__name__: cls for cls in Graph.__subclasses__()}
             nodes = torch.from_numpy(stored["nodes"]).to(device)
             weights = symmetric(stored["row"], stored["column"], stored["weight"], len(nodes))
-            graph = kinds[str(stored["kind"])](metric, nodes, weights, float(stored["spacing"]), int(stored["num_links"]))
+            graph = kinds[str(stored["kind"])](
+                metric, nodes, weights, float(stored["spacing"]), int(stored["num_links"])
+            )
             _check_probe(graph, stored["probe"], stored["probe_ds2"], file)
         return graph
 
@@ -137,12 +137,14 @@ class Graph(abc.ABC):
         return z.detach().reshape(-1, z.shape[-1])
 
     @functools.cached_property
-    def _reachable(self) -> tuple[KDTree, np.ndarray]:
+    def _reachable(self) -> tuple[NearestNeighbors, np.ndarray]:
         """The nodes that have edges, to be searched by position, and their numbers."""
-        linked = np.flatnonzero(np.diff(self.weights.indptr))
-        return KDTree(self.nodes.cpu().double().numpy()[linked]), linked
+        linked = np.unique(self.weights.nonzero()[0])
+        if not len(linked):
+            raise ValueError("No edge of the graph could be measured: the decoder returns NaN at all of its nodes.")
+        return neighbor_search(self.nodes.cpu().double().numpy()[linked]), linked
 
-    def _routes(self, a: Tensor, b: Tensor) -> Iterator[tuple[np.ndarray, _Routes]]:
+    def _routes(self, a: Tensor, b: Tensor) -> Iterator[tuple[np.ndarray, Routes]]:
         """Shortest routes, for a few of the pairs with finite ends at a time."""
         finite = (a.isfinite() & b.isfinite()).all(-1).cpu().numpy().nonzero()[0]
         if not len(finite):
@@ -151,19 +153,20 @@ class Graph(abc.ABC):
         links = self._link(ends)
         source, target = which.cpu().numpy().reshape(2, -1)
         direct = self._direct(ends, links, source, target)
-        for few in _batches(source):
-            yield finite[few], _Routes.search(self.weights, links, source[few], target[few], direct[few])
+        for few in batches(source):
+            yield finite[few], Routes.search(self.weights, links, source[few], target[few], direct[few])
 
-    def _link(self, ends: Tensor) -> _Links:
+    def _link(self, ends: Tensor) -> Links:
         """Joins end points to their nearest nodes."""
-        tree, linked = self._reachable
-        distance, near = tree.query(ends.cpu().double().numpy(), k=range(1, min(self.num_links, len(linked)) + 1))
+        search, linked = self._reachable
+        k = min(self.num_links, len(linked))
+        distance, near = search.kneighbors(ends.cpu().double().numpy(), n_neighbors=k)
         nodes = linked[near]
         begin = ends[:, None].expand(-1, nodes.shape[1], -1)
         lengths = edge_lengths(self.metric, begin, self.nodes.to(ends)[nodes], self.spacing)
-        return _Links(nodes, np.nan_to_num(lengths, nan=np.inf), distance[:, -1])
+        return Links(nodes, np.nan_to_num(lengths, nan=np.inf), distance[:, -1])
 
-    def _direct(self, ends: Tensor, links: _Links, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    def _direct(self, ends: Tensor, links: Links, source: np.ndarray, target: np.ndarray) -> np.ndarray:
         """Lengths of the straight lines between end points no farther apart than the nodes they are joined to; else inf."""
         length = np.full(len(source), np.inf)
         apart = (ends[target] - ends[source]).norm(dim=-1).cpu().numpy()
@@ -173,65 +176,25 @@ class Graph(abc.ABC):
         return length
 
 
-@dataclass(frozen=True, eq=False)
-class _Links:
-    """The nodes each end point is joined to, how far they are, and the Euclidean distance of the farthest."""
+def check_codes(codes: Tensor) -> Tensor:
+    """Codes a graph can be fitted to."""
+    if codes.ndim != 2 or len(codes) < 2 or not codes.isfinite().all():
+        raise ValueError(
+            f"A graph is fitted to at least two finite codes of shape (n, d); got {tuple(codes.shape)}"
+            f"{'' if codes.isfinite().all() else ', some of them NaN or infinite'}."
+        )
+    return codes
 
-    nodes: np.ndarray
-    lengths: np.ndarray
-    radius: np.ndarray
 
-
-@dataclass(frozen=True, eq=False)
-class _Routes:
-    """Shortest routes of some pairs, as trees of predecessors over the nodes and, behind them, the sources."""
-
-    total: np.ndarray
-    last: np.ndarray
-    tree: np.ndarray
-    distance: np.ndarray
-    before: np.ndarray
-
-    @classmethod
-    def search(cls, weights: sparse.csr_array, links: _Links, source: Any, target: Any, direct: np.ndarray) -> _Routes:
-        """One Dijkstra search for each distinct source.
-
-        Sources are appended as nodes that can be left but not entered, and targets are not part of the graph at all, so the
-        route of a pair does not depend on the other pairs.
-        """
-        starts, tree = np.unique(source, return_inverse=True)
-        num_nodes = weights.shape[0]
-        graph = _with_sources(weights, links.nodes[starts], links.lengths[starts])
-        indices = num_nodes + np.arange(len(starts))
-        distance, before = csgraph.dijkstra(graph, indices=indices, return_predecessors=True)
-        arrival = distance[tree[:, None], links.nodes[target]] + links.lengths[target]
-        best = arrival.argmin(1)
-        last = links.nodes[target, best]
-        total = arrival[np.arange(len(best)), best]
-        last = np.where(direct <= total, num_nodes + tree, last)
-        return cls(np.minimum(total, direct), last, tree, distance, before)
-
-    def trace(self, chosen: np.ndarray, nodes: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Corners ``(B, h, d)`` of the chosen routes from a to b, and the lengths ``(B, h - 1)`` of the pieces between them.
-
-        Routes have different numbers of corners; the shorter ones begin with copies of a.
-        """
-        tree, num_nodes = self.tree[chosen], len(nodes)
-        visited = [self.last[chosen]]
-        while (visited[-1] < num_nodes).any():
-            here = visited[-1]
-            visited.append(np.where(here < num_nodes, self.before[tree, here], here))
-        route = np.stack(visited[::-1], axis=1)
-        reached = np.concatenate([self.distance[tree[:, None], route], self.total[chosen, None]], axis=1)
-        at_source = torch.from_numpy(route >= num_nodes).to(a.device)
-        corners = torch.where(at_source[..., None], a[:, None], nodes.to(a)[np.minimum(route, num_nodes - 1)])
-        return torch.cat([corners, b[:, None]], dim=1), torch.from_numpy(np.diff(reached, axis=1)).to(a)
+def neighbor_search(positions: np.ndarray) -> NearestNeighbors:
+    """A search by position. Of the algorithms the tree alone answers each query as if it came by itself, to the last bit."""
+    return NearestNeighbors(algorithm="kd_tree").fit(positions)
 
 
 def symmetric(row: np.ndarray, column: np.ndarray, weight: np.ndarray, n: int) -> sparse.csr_array:
     """The symmetric sparse matrix of edges that are given once each."""
-    upper = sparse.coo_array((weight, (row, column)), shape=(n, n))
-    both = (upper + upper.T).tocsr()
+    ends = np.concatenate([row, column]), np.concatenate([column, row])
+    both = sparse.coo_array((np.concatenate([weight, weight]), ends), shape=(n, n)).tocsr()
     both.sort_indices()
     return both
 
@@ -253,4 +216,38 @@ def edge_lengths(metric: Metric, a: Tensor, b: Tensor, spacing: float) -> np.nda
 def break_ties(lengths: np.ndarray, euclidean: np.ndarray) -> np.ndarray:
     """Adds a millionth of the Euclidean length, in units of the typical Riemannian one."""
     typical = np.median(lengths / euclidean) if len(lengths) else 0
-    return lengths + _TIE_BREAK * typical * euclidean
+    return lengths + _TIE_BREAK * (typical or 1) * euclidean
+
+
+def _resample(corners: Tensor, steps: Tensor, n: int) -> Tensor:
+    """Points equally spaced in a mixture of the Riemannian lengths ``steps`` and the Euclidean lengths."""
+    euclidean = (corners[:, 1:] - corners[:, :-1]).norm(dim=-1)
+    mixed = (1 - _EUCLIDEAN_SHARE) * _shares(steps) + _EUCLIDEAN_SHARE * _shares(euclidean)
+    return Polyline(corners)(equal_spacing(mixed, n))
+
+
+def _shares(steps: Tensor) -> Tensor:
+    total = steps.sum(-1, keepdim=True)
+    return torch.where(total > 0, steps / total, 0)
+
+
+def _probe(metric: Metric, nodes: Tensor, pairs: np.ndarray) -> np.ndarray:
+    """Squared steps over a few edges, by which a metric is recognised."""
+    with unvalidated(), torch.no_grad():
+        return metric.ds2(nodes[pairs[0]], nodes[pairs[1]]).cpu().numpy()
+
+
+def _check_probe(graph: Graph, pairs: np.ndarray, expected: np.ndarray, file: object) -> None:
+    try:
+        measured = _probe(graph.metric, graph.nodes, pairs)
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(
+            f"The metric cannot measure the nodes of {file}, which lie in {graph.nodes.shape[1]} dimensions and are "
+            f"{graph.nodes.dtype}. Give it the metric the graph was fitted with. The decoder says: {error}"
+        ) from error
+    if not np.allclose(measured, expected, rtol=1e-2, equal_nan=True):
+        warnings.warn(
+            f"The metric measures the edges of {file} differently than the one the graph was fitted with, so its paths are "
+            "no longer shortest. Fit it again with this metric.",
+            stacklevel=3,
+        )

@@ -1,0 +1,89 @@
+"""Shortest routes between end points that lie beside a graph's nodes: Dijkstra's algorithm, one search for each source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import sparse
+from scipy.sparse import csgraph
+from torch import Tensor
+
+_MAX_SOURCES = 64  # searches held in memory at once
+_MAX_PAIRS = 4096  # routes traced at once
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """The nodes each end point is joined to, how far they are, and the Euclidean distance of the farthest."""
+
+    nodes: np.ndarray
+    lengths: np.ndarray
+    radius: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """Shortest routes of some pairs, as trees of predecessors over the nodes and, behind them, the sources."""
+
+    total: np.ndarray
+    last: np.ndarray
+    tree: np.ndarray
+    distance: np.ndarray
+    before: np.ndarray
+
+    @classmethod
+    def search(
+        cls, weights: sparse.csr_array, links: Links, source: np.ndarray, target: np.ndarray, direct: np.ndarray
+    ) -> Routes:
+        """One Dijkstra search for each distinct source.
+
+        Sources are appended as nodes that can be left but not entered, and targets are not part of the graph at all, so the
+        route of a pair does not depend on the other pairs.
+        """
+        starts, tree = np.unique(source, return_inverse=True)
+        num_nodes = len(weights.indptr) - 1
+        graph = _with_sources(weights, links.nodes[starts], links.lengths[starts])
+        indices = num_nodes + np.arange(len(starts))
+        distance, before = csgraph.dijkstra(graph, indices=indices, return_predecessors=True)
+        arrival = distance[tree[:, None], links.nodes[target]] + links.lengths[target]
+        best = arrival.argmin(1)
+        last = links.nodes[target, best]
+        total = arrival[np.arange(len(best)), best]
+        last = np.where(direct <= total, num_nodes + tree, last)
+        return cls(np.minimum(total, direct), last, tree, distance, before)
+
+    def trace(self, chosen: np.ndarray, nodes: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Corners ``(B, h, d)`` of the chosen routes from a to b, and the lengths ``(B, h - 1)`` of the pieces between them.
+
+        Routes have different numbers of corners; the shorter ones begin with copies of a.
+        """
+        tree, num_nodes = self.tree[chosen], len(nodes)
+        visited = [self.last[chosen]]
+        while (visited[-1] < num_nodes).any():
+            here = visited[-1]
+            visited.append(np.where(here < num_nodes, self.before[tree, here], here))
+        route = np.stack(visited[::-1], axis=1)
+        reached = np.concatenate([self.distance[tree[:, None], route], self.total[chosen, None]], axis=1)
+        at_source = torch.from_numpy(route >= num_nodes).to(a.device)
+        corners = torch.where(at_source[..., None], a[:, None], nodes.to(a)[np.minimum(route, num_nodes - 1)])
+        return torch.cat([corners, b[:, None]], dim=1), torch.from_numpy(np.diff(reached, axis=1)).to(a)
+
+
+def batches(source: np.ndarray) -> Iterator[np.ndarray]:
+    """Cuts pairs into batches of few distinct sources and not too many pairs; gives their numbers."""
+    order = np.argsort(source, kind="stable")
+    rank = np.unique(source[order], return_inverse=True)[1] // _MAX_SOURCES
+    for group in np.split(order, np.flatnonzero(np.diff(rank)) + 1):
+        yield from np.array_split(group, -(-len(group) // _MAX_PAIRS))
+
+
+def _with_sources(weights: sparse.csr_array, nodes: np.ndarray, lengths: np.ndarray) -> sparse.csr_array:
+    """The graph with one more node for each row of links, which has edges out of it and none into it."""
+    rows, columns = nodes.shape
+    n = len(weights.indptr) - 1 + rows
+    indptr = np.concatenate([weights.indptr, weights.indptr[-1] + columns * np.arange(1, rows + 1)])
+    indices = np.concatenate([weights.indices, nodes.ravel().astype(weights.indices.dtype)])
+    return sparse.csr_array((np.concatenate([weights.data, lengths.ravel()]), indices, indptr), shape=(n, n))
