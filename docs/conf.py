@@ -1,0 +1,40 @@
+"""Configuration of the documentation; build it with ``make docs``."""
+
+from __future__ import annotations
+
+import pullback
+
+project = "pullback"
+author = "The pullback developers"
+copyright = "the pullback developers, MIT licence"
+release = version = pullback.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+]
+exclude_patterns = ["_build", "jupyter_execute"]
+html_theme = "furo"
+html_title = "pullback"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+
+# Every snippet is run at every build, and one that raises or warns fails the build.
+nb_execution_mode = "force"
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_merge_streams = True
+myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+# `name` in a docstring is a Python object: a link where the documentation has it, code where it has not.
+default_role = "py:obj"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 80
+add_module_names = False
