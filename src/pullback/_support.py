@@ -100,9 +100,14 @@ class Support(nn.Module):
         h2 = self.scale.square()
         return square - h2 * torch.logsumexp(products / h2, -1)
 
+    @property
+    def border(self) -> Tensor:
+        r"""The value of `distance2` up to which a point counts as on the data: the edge and twice the scale, :math:`D_{\rm edge} + (2h)^2`."""
+        return self.edge + (2 * self.scale).square()
+
     def contains(self, z: Float[Tensor, "*batch d"]) -> Bool[Tensor, "*batch"]:
-        r"""Whether points lie on the data: no farther outside the `edge` than the centres are from each other."""
-        return self.distance2(z) <= self.edge + self.scale.square()
+        """Whether points lie on the data, that is within the `border`."""
+        return self.distance2(z) <= self.border
 
 
 def translated_sigmoid(distance2: Tensor, beta: float | Tensor, c: float = 7.0) -> Tensor:
