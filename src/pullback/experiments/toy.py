@@ -89,7 +89,9 @@ def problem(family: str, settings: Settings = PAPER) -> tuple[nn.Module, Tensor]
     if family not in FAMILIES:
         raise ValueError(f"The toy experiment has the families {', '.join(FAMILIES)}; there is no {family!r}.")
     codes = circle(settings)
-    return LinearDecoder(FAMILIES[family]), codes
+    support = pb.Support.fit(codes, settings.num_centers)
+    decoder = LinearDecoder(FAMILIES[family])
+    return pb.Reweighted(decoder, support, beta=FAMILIES[family].beta, smooth=False), codes
 
 
 def run(out: Path, settings: Settings = PAPER) -> list[Path]:
