@@ -41,8 +41,9 @@ from pullback._reweighting import Reweighted
 from pullback._support import Support
 
 _SLOPE = 3.0
-_LINE_POINTS = 9
-_REACH = 4.0
+_MAX_PROBES = 192
+_LINE_POINTS = 7
+_NUM_NEIGHBOURS = 10
 
 
 class Extrapolated(nn.Module):
@@ -83,14 +84,16 @@ class Extrapolated(nn.Module):
 
     def calibrate(self) -> None:
         """Sets `strength` from the decoder as it is now."""
-        M = _pulled_back(self.decoder, self.support.centers)
+        c = self.support.centers
+        c = c[:: -(-len(c) // _MAX_PROBES)]
+        M = _pulled_back(self.decoder, c)
         speed = torch.linalg.eigvalsh(M)[..., -1].clamp_min(0).sqrt().median()
         if not speed > 0:
             raise ValueError(
                 "The decoder is constant at the centres of the support, so lengths on the data are zero and no wall can be scaled to "
                 "them. Check that the decoder and the codes belong together, or give strength=."
             )
-        self.strength.copy_(torch.maximum(_SLOPE * speed, _closing_slope(self.support, M)))
+        self.strength.copy_(torch.maximum(_SLOPE * speed, _closing_slope(self.support, c, M)))
 
     def forward(self, z: Float[Tensor, "*batch d"]) -> Distribution:
         """The distribution p(x|z) of the data, as the wrapped decoder gives it."""
@@ -105,14 +108,14 @@ class Extrapolated(nn.Module):
         d = z.shape[-1]
         phase = d**0.5 / self.support.spread * (z - self.support.origin)
         direction = torch.cat([phase.cos(), phase.sin()], -1) / d**0.5
-        mean = self.strength * _height(self.support, z)[..., None] * direction
+        mean = self.strength * _height(self.support, self.support.distance2(z))[..., None] * direction
         return Independent(Normal(mean, torch.ones_like(mean)), 1)
 
 
-def _height(support: Support, z: Tensor) -> Tensor:
+def _height(support: Support, distance2: Tensor) -> Tensor:
     r"""The distance ρ beyond the edge of the support: √e exp(-h²/e), zero with all its derivatives where e <= 0."""
     h2 = support.scale.square()
-    excess = support.distance2(z) - support.edge
+    excess = distance2 - support.edge
     outside = excess > h2 / 80  # below, the exponential is under 1e-34 and its derivatives would divide by zero
     excess = torch.where(outside, excess, h2)
     return torch.where(outside, excess.sqrt() * torch.exp(-h2 / excess), 0.0)
@@ -130,23 +133,29 @@ def _pulled_back(decoder: Decoder, z: Tensor) -> Tensor:
     return rule[0].gram(eta, tangents, z.ndim - 1).detach()
 
 
-def _closing_slope(support: Support, M: Tensor) -> Tensor:
-    r"""The smallest slope of the wall at which no straight hop between two centres is a short cut.
+def _closing_slope(support: Support, c: Tensor, M: Tensor) -> Tensor:
+    r"""The smallest slope of the wall at which no straight hop between two of the centres c is a short cut.
 
     A hop is a straight line that leaves the support. It climbs to the largest height ρ on it and down again, so it costs at
     least 2 λ ρ; the way along the data costs the distance in the graph of near centres that see each other within the support.
     """
-    c = support.centers
+    peaks = _peaks(support, c)
+    inside = peaks <= support.border
+    v = c[:, None] - c
+    lengths = torch.einsum("ijk,ikl,ijl->ij", v, M, v)
+    lengths = (0.5 * (lengths + lengths.mT)).clamp_min(0).sqrt()
+    neighbours = v.square().sum(-1).argsort(-1)[:, : _NUM_NEIGHBOURS + 1]
+    near = torch.zeros_like(inside).scatter_(-1, neighbours, True)
+    edges = torch.where((near | near.mT) & inside, lengths, torch.inf)
+    along = torch.from_numpy(dijkstra(edges.cpu().numpy(), directed=False)).to(c)
+    hops = ~inside & along.isfinite()
+    return torch.where(hops, along / (2 * _height(support, peaks)), 0.0).amax()
+
+
+def _peaks(support: Support, c: Tensor) -> Tensor:
+    """The largest distance2 on the straight line between each two of the points c."""
     t = torch.linspace(0, 1, _LINE_POINTS + 2, dtype=c.dtype, device=c.device)[1:-1, None, None]
-    steps, inside, heights = [], [], []
-    for i in range(len(c)):
-        v = c - c[i]
-        line = c[i] + t * v
-        near = v.square().sum(-1) <= (_REACH * support.scale).square()
-        inside.append(support.contains(line).all(0))
-        heights.append(_height(support, line).amax(0))
-        length = torch.einsum("ki,kij,kj->k", v, 0.5 * (M + M[i]), v).clamp_min(0).sqrt()
-        steps.append(torch.where(near & inside[-1], length, torch.inf))
-    along = torch.from_numpy(dijkstra(torch.stack(steps).cpu().numpy(), directed=False)).to(c)
-    hops = ~torch.stack(inside) & along.isfinite()
-    return torch.where(hops, along / (2 * torch.stack(heights)), 0.0).amax()
+    peaks = c.new_zeros(len(c), len(c)) + support.edge
+    for i in range(len(c) - 1):
+        peaks[i, i + 1 :] = support.distance2(c[i] + t * (c[i + 1 :] - c[i])).amax(0)
+    return torch.maximum(peaks, peaks.mT)

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from sklearn.cluster import KMeans, MiniBatchKMeans
 from torch import Tensor, nn
 
-_MAX_CENTERS = 256
+_MAX_CENTERS = 512
 _MINI_BATCH_FROM = 10_000
 
 
@@ -72,7 +72,7 @@ class Support(nn.Module):
         **Arguments:**
 
         - `codes`: latent codes of the data, shape ``(n, d)``. The support has their dtype and device.
-        - `num_centers`: k. By default :math:`3\sqrt n`, at most 256: about :math:`\sqrt n / 3` codes to a centre.
+        - `num_centers`: k. By default :math:`n^{2/3}`, at most 512: both the centres and the codes of a centre become many.
         - `scale`: the smoothing length h. By default the median distance between neighbouring centres.
         - `quantile`: the share of the codes that lie inside the `edge` of the support.
         - `random_state`: seed of k-means.
@@ -141,7 +141,7 @@ def _num_centers(num_codes: int, num_distinct: int, num_centers: int | None) -> 
             "check that the encoder has not collapsed."
         )
     if num_centers is None:
-        return min(num_distinct, _MAX_CENTERS, max(2, round(3 * num_codes**0.5)))
+        return min(num_distinct, _MAX_CENTERS, max(2, round(num_codes ** (2 / 3))))
     if not 1 <= num_centers <= num_distinct:
         raise ValueError(
             f"num_centers is {num_centers}, but there are {num_distinct} distinct codes (of {num_codes}). Ask for between 1 "
