@@ -1,0 +1,152 @@
+r"""Multivariate normals, with a full covariance or with a diagonal plus a few factors.
+
+The information of N(μ, Σ) is :math:`d\mu^\top \Sigma^{-1} d\mu + \tfrac12 \mathrm{tr}(\Sigma^{-1} d\Sigma)^2` (Skovgaard, "A
+Riemannian geometry of the multivariate normal model", 1984). It never needs Σ⁻¹: with Σ = LLᵀ and X = L⁻¹dL, lower triangular,
+it is |L⁻¹dμ|² + Σ_{i>j} X_ij² + 2 Σ_i X_ii². With Σ = WWᵀ + diag(δ) it never needs a matrix of the size of Σ either.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.distributions import LowRankMultivariateNormal, MultivariateNormal
+from torch.linalg import solve_triangular
+
+from pullback._embedding import Dual, embed
+from pullback._fisher import fisher
+from pullback._information import Information
+from pullback._rao import rao_distance
+
+
+@fisher.register
+def _(p: MultivariateNormal) -> Information:
+    """Coordinates (μ, L), the location and the rows of the lower triangle of the Cholesky factor of Σ."""
+    return Information(torch.cat([p.loc, _pack(p.scale_tril)], -1), root=partial(_cholesky_root, p.event_shape[0]))
+
+
+def _cholesky_root(dim: int, eta: Tensor, u: Tensor) -> Tensor:
+    tangents = torch.cat([u[..., :dim, None], _unpack(u[..., dim:], dim)], -1)
+    x = solve_triangular(_unpack(eta[..., dim:], dim), tangents, upper=False)
+    return torch.cat([x[..., 0], _pack(x[..., 1:], diagonal=2**0.5)], -1)
+
+
+@embed.register
+def _(p: MultivariateNormal, origin: MultivariateNormal | None = None) -> Dual:
+    r"""Natural and mean parameters (Σ⁻¹μ, -½Σ⁻¹), (μ, Σ + μμᵀ), after the affine map that takes the origin to N(0, 1).
+
+    Both matrices are taken relative to the identity, Σ⁻¹ - 1 = -Σ⁻¹(Σ - 1), so that small chords do not cancel.
+    """
+    loc, cov, factor = _whitened(p, origin)
+    both = torch.cat([loc[..., None], cov], -1)
+    natural = solve_triangular(factor.mT, solve_triangular(factor, both, upper=False), upper=True)
+    moment = cov + loc[..., None] * loc[..., None, :]
+    phi = torch.cat([natural[..., 0], _pack(natural[..., 1:], diagonal=0.5)], -1)
+    return phi, torch.cat([loc, _pack(moment)], -1)
+
+
+@rao_distance.register(MultivariateNormal)
+def _(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
+    r"""In the frame where p is N(0, 1) and q is N(m, S), if m is an eigenvector of S (or zero): S m = s m.
+
+    The normals with mean along m and S split along m are fixed by the reflection that keeps m, hence totally geodesic: a half-plane
+    times the covariances of the rest. So d² is the square of the Normal's distance along m plus ½ Σ log² of the other
+    eigenvalues. This covers equal means, d² = ½ Σ log² λ_i, and equal covariances. Otherwise no closed form is known: Pinele,
+    Strapasson and Costa, "The Fisher-Rao distance between multivariate normal distributions" (2020).
+    """
+    loc, cov, _ = _whitened(q, p)
+    square = (loc * loc).sum(-1)
+    axis = loc / torch.where(square > 0, square, 1).sqrt()[..., None]
+    image = (cov @ axis[..., None])[..., 0]
+    stretch = (axis * image).sum(-1)
+    _check_eigenvector(image - stretch[..., None] * axis, cov)
+    rest = torch.linalg.eigvalsh(cov - stretch[..., None, None] * axis[..., None] * axis[..., None, :]).log1p()
+    scale = (1 + stretch).sqrt()
+    chord = (square / 2 + (stretch / (1 + scale)) ** 2) / scale  # S = 1 + stretch along the axis
+    along = 2 * 2**0.5 * torch.asinh(_root(chord) / 2)
+    return _root(along**2 + 0.5 * (rest * rest).sum(-1))
+
+
+def _check_eigenvector(residual: Tensor, cov: Tensor) -> None:
+    tolerance = torch.finfo(cov.dtype).eps ** (2 / 3)
+    if (residual.norm(dim=-1) > tolerance * (1 + torch.linalg.matrix_norm(cov))).any():
+        raise NotImplementedError(
+            "The Fisher-Rao distance of two MultivariateNormal is known in closed form only for equal means, equal covariances, or "
+            "means that differ along an eigenvector of one covariance relative to the other. Integrate instead: "
+            "pullback.distance with an identity decoder."
+        )
+
+
+def _root(x: Tensor) -> Tensor:
+    """√x with gradient zero at zero."""
+    positive = x > 0
+    return torch.where(positive, torch.where(positive, x, 1).sqrt(), 0)
+
+
+def _whitened(p: MultivariateNormal, origin: MultivariateNormal | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Location, covariance minus the identity, and Cholesky factor of p in the frame where the origin is N(0, 1)."""
+    identity = torch.eye(p.event_shape[0], dtype=p.loc.dtype, device=p.loc.device)
+    if origin is None:
+        loc, excess = p.loc, p.scale_tril - identity
+    else:
+        loc = solve_triangular(origin.scale_tril, (p.loc - origin.loc)[..., None], upper=False)[..., 0]
+        excess = solve_triangular(origin.scale_tril, p.scale_tril - origin.scale_tril, upper=False)
+    return loc, excess + excess.mT + excess @ excess.mT, identity + excess
+
+
+def _pack(matrix: Tensor, diagonal: float = 1.0) -> Tensor:
+    """The rows of the lower triangle, side by side, with the diagonal multiplied."""
+    dim = matrix.shape[-1]
+    i, j = torch.tril_indices(dim, dim, device=matrix.device)
+    entries = matrix[..., i, j]
+    return torch.where(i == j, diagonal * entries, entries)
+
+
+def _unpack(entries: Tensor, dim: int) -> Tensor:
+    i, j = torch.tril_indices(dim, dim, device=entries.device)
+    position = torch.zeros(dim, dim, dtype=torch.long, device=entries.device)
+    position[i, j] = torch.arange(len(i), device=entries.device)
+    return entries[..., position].tril()
+
+
+@fisher.register
+def _(p: LowRankMultivariateNormal) -> Information:
+    r"""Coordinates (μ, W, δ) with Σ = WWᵀ + diag(δ): covectors P dμ, P dΣ P W and ½ diag(P dΣ P), P = Σ⁻¹.
+
+    O(D r²) operations per tangent for D features and r factors, by the Woodbury identity; nothing of size D×D. The matrix is singular
+    along rotations of the factors, which leave Σ as it is. There is no embedding: its natural parameter Σ⁻¹ would be D×D.
+    """
+    eta = torch.cat([p.loc, p.cov_factor.flatten(-2), p.cov_diag], -1)
+    return Information(eta, product=partial(_low_rank_product, p.event_shape[0]))
+
+
+def _low_rank_product(dim: int, eta: Tensor, u: Tensor) -> Tensor:
+    _, factor, diag = _split(eta, dim)
+    root = diag.sqrt()
+    W = factor / root[..., None]  # in units of √δ: Σ = 1 + WWᵀ
+    dloc, dfactor, ddiag = _split(u, dim)
+    dloc, dW, ddiag = dloc / root, dfactor / root[..., None], ddiag / diag
+    capacitance = torch.linalg.cholesky(torch.eye(W.shape[-1], dtype=W.dtype, device=W.device) + W.mT @ W)
+    Q = solve_triangular(capacitance, W.mT, upper=False).mT  # P = 1 - QQᵀ
+    PW = solve_triangular(capacitance.mT, Q.mT, upper=True).mT
+    # One solve for everything P multiplies from the left.
+    columns = torch.cat([dloc[..., None], dW, ddiag[..., None] * PW], -1)
+    solved = _refined_solve(W, Q, columns)
+    rank = W.shape[-1]
+    Pdloc, PdW, PdPW = solved[..., 0], solved[..., 1 : 1 + rank], solved[..., 1 + rank :]
+    for_factor = PdW @ (W.mT @ PW) + PW @ (dW.mT @ PW) + PdPW
+    squares = ((Q @ (Q.mT @ (ddiag[..., None] * Q))) * Q).sum(-1)  # Σ_j (QQᵀ)_ij² dδ_j
+    for_diag = (PdW * PW).sum(-1) + 0.5 * ((1 - 2 * (Q * Q).sum(-1)) * ddiag + squares)
+    return torch.cat([Pdloc / root, (for_factor / root[..., None]).flatten(-2), for_diag / diag], -1)
+
+
+def _split(eta: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    return eta[..., :dim], eta[..., dim:-dim].unflatten(-1, (dim, -1)), eta[..., -dim:]
+
+
+def _refined_solve(W: Tensor, Q: Tensor, x: Tensor) -> Tensor:
+    """(1 + WWᵀ)⁻¹ x = x - QQᵀx, and once more on what is left: along large factors the difference cancels."""
+    y = x - Q @ (Q.mT @ x)
+    residual = x - y - W @ (W.mT @ y)
+    return y + residual - Q @ (Q.mT @ residual)

@@ -1,0 +1,239 @@
+r"""Families with a location and a scale: hyperbolic planes.
+
+If x = μ + σ ε with ε of a fixed density, the information in (μ, σ) is a constant matrix over σ². Where the density of ε is
+even that matrix is diag(a, c), and otherwise a shear μ + b σ makes it so. The family is then a hyperbolic half-plane of
+curvature -1/c: its chords and distances have closed forms, and they differ between families only in a, c and b. Families
+with a scale alone (HalfNormal, HalfCauchy) are lines, with coordinate √c log σ.
+
+Chords are those of the hyperboloid in Minkowski space: with x = μ/σ, y = 1/σ, w = (aμ² + cσ²)/σ,
+
+.. math:: a\,\Delta x^2 - \Delta y\,\Delta w = \frac{a\,\Delta\mu^2 + c\,\Delta\sigma^2}{\sigma\sigma'}.
+
+References: Rao (1945) for the Normal; Mitchell, "The information matrix, skewness tensor and α-connections for the general
+multivariate elliptic distribution" (1989) for even densities; Oller, "Information metric for extreme value and logistic
+probability distributions" (1987) for Gumbel and Weibull.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Cauchy,
+    Distribution,
+    Gumbel,
+    HalfCauchy,
+    HalfNormal,
+    Laplace,
+    LogNormal,
+    Normal,
+    StudentT,
+    Weibull,
+)
+from torch.distributions.utils import euler_constant
+
+from pullback._embedding import Dual, embed
+from pullback._fisher import fisher
+from pullback._information import Information
+from pullback._rao import rao_distance
+
+Plane = Callable[[Any], tuple[Tensor, Tensor]]
+Line = Callable[[Any], Tensor]
+Constant = float | Tensor
+
+
+def half_plane(family: type[Distribution], *, a: float, c: float, shear: float = 0.0) -> Callable[[Plane], Plane]:
+    r"""Registers a family with :math:`I = (a (d\mu + b\,d\sigma)^2 + c\,d\sigma^2) / \sigma^2`, b the shear; decorates ``p -> (μ, σ)``."""
+
+    def register(chart: Plane) -> Plane:
+        def root(eta: Tensor, u: Tensor) -> Tensor:
+            return _root(u[..., 0] + shear * u[..., 1], u[..., 1], eta[..., 1], a, c)
+
+        def dual(p: Distribution, origin: Distribution | None = None) -> Dual:
+            loc, scale = chart(p)
+            loc0, scale0 = (0.0, 1.0) if origin is None else chart(origin)
+            return _dual(loc - loc0 + shear * (scale - scale0), scale, scale0, a, c)
+
+        def distance(p: Distribution, q: Distribution) -> Tensor:
+            (loc, scale), (loc1, scale1) = chart(p), chart(q)
+            return _distance(loc1 - loc + shear * (scale1 - scale), scale, scale1, a, c)
+
+        fisher.register(family, lambda p: Information(torch.stack(chart(p), -1), root=root))
+        embed.register(family, dual)
+        rao_distance.register(family, distance)
+        return chart
+
+    return register
+
+
+def half_line(family: type[Distribution], *, c: float) -> Callable[[Line], Line]:
+    r"""Registers a family with :math:`I = c / \sigma^2`, σ a scale or a rate; decorates ``p -> σ``."""
+
+    def register(chart: Line) -> Line:
+        def dual(p: Distribution, origin: Distribution | None = None) -> Dual:
+            scale = chart(p)
+            phi = (
+                math.sqrt(c) * log_ratio(scale, torch.ones_like(scale) if origin is None else chart(origin))[..., None]
+            )
+            return phi, phi
+
+        fisher.register(family, lambda p: Information(chart(p)[..., None], root=lambda eta, u: math.sqrt(c) * u / eta))
+        embed.register(family, dual)
+        rao_distance.register(family, lambda p, q: math.sqrt(c) * log_ratio(chart(q), chart(p)).abs())
+        return chart
+
+    return register
+
+
+def log_ratio(x: Tensor, origin: Tensor) -> Tensor:
+    """log(x / origin) to full relative precision, also where the two nearly agree."""
+    excess = (x - origin) / origin
+    near = excess.abs() < 0.5
+    return torch.where(near, torch.log1p(torch.where(near, excess, 0)), torch.log(x / origin))
+
+
+def _root(dloc: Tensor, dscale: Tensor, scale: Tensor, a: Constant, c: Constant) -> Tensor:
+    return torch.stack([a**0.5 * dloc / scale, c**0.5 * dscale / scale], -1)
+
+
+def _dual(step: Tensor, scale: Tensor, scale0: Constant, a: Constant, c: Constant) -> Dual:
+    """The hyperboloid pair at a `step` from the origin's location, moved so that the origin is zero: small chords do not cancel."""
+    x = a**0.5 * (step / scale)
+    y = (scale0 - scale) / scale
+    w = x * (x * (scale / scale0)) + c * ((scale - scale0) / scale0)
+    return torch.stack([x, y, w], -1), torch.stack([x, -w / 2, -y / 2], -1)
+
+
+def _distance(step: Tensor, scale: Tensor, scale1: Tensor, a: Constant, c: Constant) -> Tensor:
+    r"""√c arccosh(1 + 2s²) = 2 √c arsinh(s): no cancellation for close points, zero gradient at equal ones."""
+    mean_scale = scale.sqrt() * scale1.sqrt()
+    horizontal, vertical = (a / c) ** 0.5 * (step / mean_scale), (scale1 - scale) / mean_scale
+    equal = (horizontal == 0) & (vertical == 0)
+    chord = torch.where(equal, 0, torch.hypot(torch.where(equal, 1, horizontal), vertical))
+    return 2 * c**0.5 * torch.asinh(chord / 2)
+
+
+@half_plane(Normal, a=1, c=2)
+def _(p: Normal) -> tuple[Tensor, Tensor]:
+    r"""Coordinates (μ, σ): I = diag(1, 2) / σ². (The paper's appendix prints 1/(2σ²) for σ²: it is 1/(2σ⁴).)"""
+    return p.loc, p.scale
+
+
+@half_plane(LogNormal, a=1, c=2)
+def _(p: LogNormal) -> tuple[Tensor, Tensor]:
+    """Coordinates (μ, σ) of log x: as for the Normal, because the logarithm is a fixed bijection."""
+    return p.loc, p.scale
+
+
+@half_plane(Laplace, a=1, c=1)
+def _(p: Laplace) -> tuple[Tensor, Tensor]:
+    r"""Coordinates (μ, b): I = diag(1, 1) / b². The density has a kink at μ, so this is the covariance of the score only."""
+    return p.loc, p.scale
+
+
+@half_plane(Cauchy, a=0.5, c=0.5)
+def _(p: Cauchy) -> tuple[Tensor, Tensor]:
+    r"""Coordinates (μ, γ): I = diag(1, 1) / (2γ²)."""
+    return p.loc, p.scale
+
+
+@half_plane(Gumbel, a=1, c=math.pi**2 / 6, shear=euler_constant - 1)
+def _(p: Gumbel) -> tuple[Tensor, Tensor]:
+    r"""Coordinates (μ, β): I = [[1, γ - 1], [γ - 1, (γ - 1)² + π²/6]] / β², γ Euler's constant."""
+    return p.loc, p.scale
+
+
+@half_plane(Weibull, a=1, c=math.pi**2 / 6, shear=euler_constant - 1)
+def _(p: Weibull) -> tuple[Tensor, Tensor]:
+    r"""Coordinates (-log λ, 1/k): -log x is a Gumbel variable with that location and scale."""
+    return -p.scale.log(), p.concentration.reciprocal()
+
+
+@half_line(HalfNormal, c=2)
+def _(p: HalfNormal) -> Tensor:
+    r"""Coordinate σ: I = 2 / σ²; the sign that is lost carries no information on σ."""
+    return p.scale
+
+
+@half_line(HalfCauchy, c=0.5)
+def _(p: HalfCauchy) -> Tensor:
+    r"""Coordinate γ: I = 1 / (2γ²)."""
+    return p.scale
+
+
+@fisher.register
+def _(p: StudentT) -> Information:
+    r"""Coordinates (ν, μ, σ), with all three free.
+
+    .. math:: I_{\mu\mu} = \frac{\nu+1}{(\nu+3)\sigma^2},\quad I_{\sigma\sigma} = \frac{2\nu}{(\nu+3)\sigma^2},\quad
+       I_{\sigma\nu} = \frac{-2}{\sigma(\nu+1)(\nu+3)},\quad
+       I_{\nu\nu} = \tfrac14\big(\psi_1(\tfrac\nu2) - \psi_1(\tfrac{\nu+1}2)\big) - \frac{\nu+5}{2\nu(\nu+1)(\nu+3)}.
+
+    Lange, Little and Taylor, "Robust statistical modeling using the t distribution" (1989). The root is triangular in
+    dω = dν / (ν(ν+1)), which removes the correlation of σ and ν.
+    """
+    return Information(torch.stack([p.df, p.loc, p.scale], -1), root=_student_root)
+
+
+def _student_root(eta: Tensor, u: Tensor) -> Tensor:
+    df, _, scale = eta.unbind(-1)
+    ddf, dloc, dscale = u.unbind(-1)
+    omega = ddf / df / (df + 1)
+    return torch.cat(
+        [
+            _root(dloc, dscale - omega * scale, scale, *_student_constants(df)),
+            (_tail_weight(df).sqrt() * omega)[..., None],
+        ],
+        -1,
+    )
+
+
+@embed.register
+def _(p: StudentT, origin: StudentT | None = None) -> Dual | None:
+    """The half-plane of the given ν. None where ν differs along the leading dimension, or from the origin's: no pair is known then."""
+    loc0, scale0, df0 = (0.0, 1.0, p.df) if origin is None else (origin.loc, origin.scale, origin.df)
+    if not _same_along_codes(p.df) or not (p.df == df0).all():
+        return None
+    return _dual(p.loc - loc0, p.scale, scale0, *_student_constants(p.df))
+
+
+@rao_distance.register(StudentT)
+def _(p: StudentT, q: StudentT) -> Tensor:
+    """The half-plane distance for equal ν, within the family of that ν."""
+    if not (p.df == q.df).all():
+        raise NotImplementedError(
+            "The Fisher-Rao distance of two StudentT with different df has no closed form. Give both the same df, or "
+            "integrate with pullback.distance and an identity decoder."
+        )
+    return _distance(q.loc - p.loc, p.scale, q.scale, *_student_constants(p.df))
+
+
+def _student_constants(df: Tensor) -> tuple[Tensor, Tensor]:
+    return (df + 1) / (df + 3), 2 / (1 + 3 / df)
+
+
+def _same_along_codes(parameter: Tensor) -> bool:
+    return parameter.ndim == 0 or bool((parameter == parameter[:1]).all())
+
+
+def _tail_weight(df: Tensor) -> Tensor:
+    r"""ν²(ν+1)² (I_νν - I_σν² / I_σσ), which rises from 1 at ν = 0 to 3/2 at infinity; without cancellation.
+
+    The Schur complement G obeys G(ν) = G(ν+2) + 6(2ν+3) / (ν²(ν+1)(ν+2)(ν+3)²), all positive, and far out
+    G(ν) = (3ν+1) / (2ν³(ν+1)²) + the asymptotic series of the difference of the two trigamma functions.
+    """
+    total = 6 * ((df + 1) / (df + 2)) * ((2 * df + 3) / (df + 3)) / (df + 3)
+    for k in range(1, 16):
+        n = df + 2 * k
+        step = 6 * ((2 * n + 3) / (n + 3)) / (n + 3)
+        total = total + (df / n) ** 2 * ((df + 1) / (n + 1)) * ((df + 1) / (n + 2)) * step
+    n = df + 32
+    s = 1 / n
+    series = torch.zeros_like(df)
+    for coefficient in (-464784.5, 19113.5, -1036.5, 77.5, -8.5, 1.5, -0.5):
+        series = series * s**2 + coefficient
+    return total + (df / n) ** 2 * ((df + 1) / n) ** 2 * ((3 + s) / (2 * (1 + s) ** 2) + s * series)
