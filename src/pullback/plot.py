@@ -7,7 +7,7 @@ limits stay the caller's to change.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import torch
@@ -18,6 +18,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from torch import Tensor
 
+from pullback._curve import Curve
 from pullback._decoder import decode
 from pullback._metric.base import Metric
 
@@ -52,8 +53,8 @@ def latent(
     - `metric`: any `pullback.Metric` on a two-dimensional latent space.
     - `codes`: latent codes of shape ``(n, 2)`` to scatter.
     - `background`: ``"log_volume"`` (:math:`\tfrac12 \log\det M`: bright where a small step changes the decoded
-      distribution much), ``"entropy"`` of the decoded distribution (summed over features), ``"support"`` (the distance to
-      the data of a `pullback.Extrapolated` decoder), or a function from codes ``(n, 2)`` to values ``(n,)``.
+      distribution much), ``"entropy"`` of the decoded distribution (summed over features), ``"support"`` (the squared distance
+      to the data of a `pullback.Extrapolated` decoder), or a function from codes ``(n, 2)`` to values ``(n,)``.
     - `bounds`: ``(left, right, bottom, top)``; by default the codes' extent with a margin of a quarter of it.
     - `resolution`: pixels along the longer side. Each pixel is one decoded code.
     - `clip`: the share of pixels at each end of the colour scale that saturates, so that a few extreme values do not
@@ -73,13 +74,13 @@ def latent(
     return LatentPlot(image, None if codes is None else _scatter(codes, ax), bar)
 
 
-def paths(curves: object, *, num_points: int = 200, ax: Axes | None = None, **style: object) -> list[Line2D]:
+def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style: Any) -> list[Line2D]:
     """Draws curves in a two-dimensional latent space, one line each.
 
     **Arguments:**
 
-    - `curves`: points of shape ``(*batch, n, 2)``; or a `pullback.Geodesic`, or its ``curve``, which is evaluated at
-      `num_points` times.
+    - `curves`: points of shape ``(*batch, n, 2)``; or a `pullback.Geodesic` or a `pullback.Curve`, which is drawn through
+      `num_points` of its points.
     - `style`: passed to `matplotlib.axes.Axes.plot`.
     """
     ax = ax or plt.subplots(layout="constrained")[1]
@@ -91,13 +92,13 @@ def paths(curves: object, *, num_points: int = 200, ax: Axes | None = None, **st
     return [line for xy in drawn for line in ax.plot(xy[:, 0], xy[:, 1], **look)]
 
 
-def _points(curves: object, num_points: int) -> Tensor:
+def _points(curves: Any, num_points: int) -> Tensor:
     curve = getattr(curves, "curve", curves)
-    if isinstance(curve, Tensor):
-        return curve
-    if not callable(curve):
-        raise TypeError(f"paths draws a tensor of points or a geodesic, not {type(curves).__name__}.")
-    return curve(torch.linspace(0, 1, num_points))
+    if isinstance(curve, Curve):
+        return curve.resample(num_points)
+    if not isinstance(curve, Tensor):
+        raise TypeError(f"paths draws a tensor of points, a curve or a geodesic, not {type(curves).__name__}.")
+    return curve
 
 
 def _background(metric: Metric, background: Background) -> Callable[[Tensor], Tensor]:
@@ -125,7 +126,7 @@ def _support(metric: Metric) -> Callable[[Tensor], Tensor]:
             'background="support" needs a decoder that knows its data: wrap it, '
             "pullback.Extrapolated(decoder, pullback.Support.fit(codes))."
         )
-    return decoder.support.distance
+    return decoder.support.distance2
 
 
 def _decoder(metric: Metric, background: str) -> Callable[[Tensor], torch.distributions.Distribution]:
@@ -183,7 +184,7 @@ def _label(background: Background) -> str:
     labels = {
         "log_volume": r"$\frac{1}{2}\log\det M$",
         "entropy": "entropy of $p(x|z)$",
-        "support": "distance to the data",
+        "support": "squared distance to the data",
     }
     return labels.get(background, "") if isinstance(background, str) else ""
 
