@@ -33,6 +33,7 @@ from pullback._metric.steps import safe_sqrt, squared_steps
 from pullback._solver.routes import Links, Routes, batches
 
 _MAX_SUBSTEPS = 32
+_DIRECT_STEPS = 16  # pairs no more sub-steps apart than this are also joined by a straight edge
 _TIE_BREAK = 1e-6  # share of Euclidean length in every weight: crosses flat regions straight
 _EUCLIDEAN_SHARE = 0.1  # of the arc length by which paths are resampled
 
@@ -152,7 +153,7 @@ class Graph(abc.ABC):
         ends, which = torch.cat([a[finite], b[finite]]).unique(dim=0, return_inverse=True)
         links = self._link(ends)
         source, target = which.cpu().numpy().reshape(2, -1)
-        direct = self._direct(ends, links, source, target)
+        direct = self._direct(ends, source, target)
         for few in batches(source):
             yield finite[few], Routes.search(self.weights, links, source[few], target[few], direct[few])
 
@@ -160,17 +161,17 @@ class Graph(abc.ABC):
         """Joins end points to their nearest nodes."""
         search, linked = self._reachable
         k = min(self.num_links, len(linked))
-        distance, near = search.kneighbors(ends.cpu().double().numpy(), n_neighbors=k)
+        _, near = search.kneighbors(ends.cpu().double().numpy(), n_neighbors=k)
         nodes = linked[near]
         begin = ends[:, None].expand(-1, nodes.shape[1], -1)
         lengths = edge_lengths(self.metric, begin, self.nodes.to(ends)[nodes], self.spacing)
-        return Links(nodes, np.nan_to_num(lengths, nan=np.inf), distance[:, -1])
+        return Links(nodes, np.nan_to_num(lengths, nan=np.inf))
 
-    def _direct(self, ends: Tensor, links: Links, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """Lengths of the straight lines between end points no farther apart than the nodes they are joined to; else inf."""
+    def _direct(self, ends: Tensor, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Lengths of the straight lines between end points a few nodes apart, where the detour to the nodes counts; else inf."""
         length = np.full(len(source), np.inf)
         apart = (ends[target] - ends[source]).norm(dim=-1).cpu().numpy()
-        near = np.flatnonzero(apart <= links.radius[source])
+        near = np.flatnonzero(apart <= _DIRECT_STEPS * self.spacing)
         measured = edge_lengths(self.metric, ends[source[near]], ends[target[near]], self.spacing)
         length[near] = np.nan_to_num(measured, nan=np.inf)
         return length

@@ -2,10 +2,10 @@ r"""A regular grid of the latent space as a graph, in 2 and 3 dimensions.
 
 Paths on a grid can only run along its edges. With edges to a stencil S of neighbours, the shortest path in a flat space is
 longer than the straight line by at most :math:`1/r - 1`, with r the radius of the largest ball in the convex hull of the unit
-vectors :math:`s/|s|`. The stencils here keep that below 2 %: 32 neighbours in the plane (1.3 %), 194 in space (1.8 %).
+vectors :math:`s/|s|`. The stencils here keep that below 2 %: 32 neighbours in the plane (1.3 %), 218 in space (1.7 %).
 
 Long edges are measured in sub-steps of about one cell. The points between are shared by many edges: their positions
-modulo the grid take only 8 values in the plane and 26 in space, so that many shifted grids are decoded, once each, instead of
+modulo the grid take only 8 values in the plane and 38 in space, so that many shifted grids are decoded, once each, instead of
 the interior of every edge. A window of a few rows is kept at a time.
 """
 
@@ -31,10 +31,11 @@ from pullback._solver.graph import Graph, break_ties, check_codes, symmetric
 # Offsets to neighbours, up to order and signs of their coordinates.
 _SHAPES = {
     2: [(1, 0), (1, 1), (2, 1), (3, 1), (3, 2)],
-    3: [(1, 0, 0), (1, 1, 0), (1, 1, 1), (2, 1, 0), (2, 1, 1), (2, 2, 1), (3, 1, 1), (3, 2, 1), (4, 1, 0)],
+    3: [(1, 0, 0), (1, 1, 0), (1, 1, 1), (2, 1, 0), (2, 1, 1), (2, 2, 1), (3, 1, 0), (3, 1, 1), (3, 2, 1), (4, 1, 1)],
 }
 _NUM_NODES = {2: 160**2, 3: 24**3}
-_NUM_LINKS = {2: 8, 3: 16}
+_NUM_LINKS = {2: 12, 3: 64}
+_LINK_STEP = 1.25  # cells: about the longest sub-step of an edge
 _MIN_COUNT = 5
 
 Offset = tuple[int, ...]
@@ -70,7 +71,7 @@ class Lattice(Graph):
             metric: what measures the edges, and later the links to end points.
             codes: latent codes of the data, in 2 or 3 dimensions.
             num_nodes: about how many nodes the grid has, by default 25,600 in the plane and 13,824 in space. A metric with
-                an embedding decodes 8 codes a node in the plane and 26 in space.
+                an embedding decodes 8 codes a node in the plane and 38 in space.
             margin: how far the grid reaches beyond the codes, as a share of their largest extent.
         """
         d = check_codes(codes).shape[1]
@@ -80,7 +81,9 @@ class Lattice(Graph):
         grid = _Grid(metric, corner, cell, counts)
         rows, columns, lengths, euclidean = grid.edges()
         weights = break_ties(lengths, euclidean)
-        return cls(metric, grid.nodes(), symmetric(rows, columns, weights, math.prod(counts)), cell, _NUM_LINKS[d])
+        return cls(
+            metric, grid.nodes(), symmetric(rows, columns, weights, math.prod(counts)), _LINK_STEP * cell, _NUM_LINKS[d]
+        )
 
 
 def _box(codes: Tensor, num_nodes: int, margin: float) -> tuple[Tensor, float, tuple[int, ...]]:

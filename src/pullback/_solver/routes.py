@@ -17,11 +17,10 @@ _MAX_PAIRS = 4096  # routes traced at once
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """The nodes each end point is joined to, how far they are, and the Euclidean distance of the farthest."""
+    """The nodes each end point is joined to, and how far they are (inf where that is unknown)."""
 
     nodes: np.ndarray
     lengths: np.ndarray
-    radius: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
