@@ -101,7 +101,7 @@ class Extrapolated(nn.Module):
 
     def observed(self, z: Float[Tensor, "*batch d"]) -> Distribution:
         """What the geometry sees: p(x|z) and, independent of it, the `channel`."""
-        return Product(observed(self.decoder)(z), self.channel(z))
+        return Product(observed(self.decoder)(z), self.channel(z), validate_args=False)
 
     def channel(self, z: Float[Tensor, "*batch d"]) -> Distribution:
         """The extra observation y ~ N(F(z), 1) of 2d values; its information is the wall."""
@@ -109,7 +109,7 @@ class Extrapolated(nn.Module):
         phase = d**0.5 / self.support.spread * (z - self.support.origin)
         direction = torch.cat([phase.cos(), phase.sin()], -1) / d**0.5
         mean = self.strength * _height(self.support, self.support.distance2(z))[..., None] * direction
-        return Independent(Normal(mean, torch.ones_like(mean)), 1)
+        return Independent(Normal(mean, torch.ones_like(mean), validate_args=False), 1, validate_args=False)
 
 
 def _height(support: Support, distance2: Tensor) -> Tensor:

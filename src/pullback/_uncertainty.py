@@ -49,26 +49,12 @@ def _no_rule(function: str, p: object) -> str:
     )
 
 
-def _lerp(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
-    return a + s * (b - a)
-
-
-def _mixed_log_odds(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
-    """Log-odds of the mixture of two Bernoulli variables, exact also where one of them is saturated."""
-    yes, no = (_lerp(torch.sigmoid(sign * a), torch.sigmoid(sign * b), s) for sign in (1, -1))
-    return yes.log() - no.log()
-
-
-def _mixed_logits(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
-    return _lerp(torch.softmax(a, -1), torch.softmax(b, -1), s).log()
-
-
 def _log_mixed_exp(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
     return a + torch.log1p(s * torch.expm1(b - a))
 
 
 def _mixed_direction(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(_lerp(a, b, s), dim=-1)
+    return torch.nn.functional.normalize(torch.lerp(a, b, s), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -76,7 +62,7 @@ class _Parameter:
     """Where a parameter goes as the family becomes uncertain, and how two of its values mix."""
 
     target: Callable[[Any], Any]
-    mix: Callable[[Tensor, Tensor, Tensor], Tensor] = _lerp
+    mix: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.lerp
 
 
 def _keep(x: Tensor) -> Tensor:
@@ -88,14 +74,13 @@ def _times(factor: float) -> _Parameter:
 
 
 def _constant(value: float) -> _Parameter:
-    return _Parameter(lambda x: torch.full_like(x, value))
+    return _Parameter(lambda x: x.new_tensor(value).expand_as(x))
 
 
 _SAME = _Parameter(_keep)
 _FIXED = _Parameter(_keep, lambda a, b, s: a)  # a constant of the model, such as a number of trials
-_WIDE, _SLOW, _FLAT, _FAINT = _times(10.0), _times(1e-3), _constant(1.0), _constant(0.1)
-_EVEN_ODDS = _Parameter(torch.zeros_like, _mixed_log_odds)
-_EVEN_LOGITS = _Parameter(torch.zeros_like, _mixed_logits)
+_WIDE, _SLOW, _FLAT, _FAINT, _EVEN = _times(10.0), _times(1e-3), _constant(1.0), _constant(0.1), _constant(0.5)
+_UNIFORM = _Parameter(lambda x: x.new_tensor(1 / x.shape[-1]).expand_as(x))
 _TENFOLD_ODDS = _Parameter(lambda x: x + torch.log(x.new_tensor(10.0)), _log_mixed_exp)
 
 _FAMILIES: dict[Callable[..., Distribution], Mapping[str, _Parameter]] = {
@@ -120,12 +105,12 @@ _FAMILIES: dict[Callable[..., Distribution], Mapping[str, _Parameter]] = {
     distributions.Beta: {"concentration1": _FLAT, "concentration0": _FLAT},
     distributions.Kumaraswamy: {"concentration1": _FLAT, "concentration0": _FLAT},
     distributions.Dirichlet: {"concentration": _FLAT},
-    distributions.Bernoulli: {"logits": _EVEN_ODDS},
-    distributions.ContinuousBernoulli: {"logits": _EVEN_ODDS},
-    distributions.Binomial: {"total_count": _FIXED, "logits": _EVEN_ODDS},
-    distributions.Categorical: {"logits": _EVEN_LOGITS},
-    distributions.OneHotCategorical: {"logits": _EVEN_LOGITS},
-    distributions.Multinomial: {"total_count": _FIXED, "logits": _EVEN_LOGITS},
+    distributions.Bernoulli: {"probs": _EVEN},
+    distributions.ContinuousBernoulli: {"probs": _EVEN},
+    distributions.Binomial: {"total_count": _FIXED, "probs": _EVEN},
+    distributions.Categorical: {"probs": _UNIFORM},
+    distributions.OneHotCategorical: {"probs": _UNIFORM},
+    distributions.Multinomial: {"total_count": _FIXED, "probs": _UNIFORM},
     distributions.VonMises: {"loc": _SAME, "concentration": _FAINT},
     distributions.MultivariateNormal: {"loc": _SAME, "scale_tril": _WIDE},
     distributions.LowRankMultivariateNormal: {"loc": _SAME, "cov_factor": _WIDE, "cov_diag": _times(100.0)},
@@ -133,11 +118,15 @@ _FAMILIES: dict[Callable[..., Distribution], Mapping[str, _Parameter]] = {
 
 
 def _register(family: Callable[..., Distribution], parameters: Mapping[str, _Parameter]) -> None:
+    """Both rules of a family whose parameters go their ways one by one: valid ones stay valid, so nothing is checked again."""
+
     def uncertain(p: Distribution) -> Distribution:
-        return family(**{name: parameter.target(getattr(p, name)) for name, parameter in parameters.items()})
+        targets = {name: parameter.target(getattr(p, name)) for name, parameter in parameters.items()}
+        return family(**targets, validate_args=False)
 
     def blended(p: Distribution, q: Distribution, s: Tensor) -> Distribution:
-        return family(**{name: _mix(name, parameter, p, q, s) for name, parameter in parameters.items()})
+        mixed = {name: _mix(name, parameter, p, q, s) for name, parameter in parameters.items()}
+        return family(**mixed, validate_args=False)
 
     most_uncertain.register(family)(uncertain)
     blend.register(family)(blended)
