@@ -1,0 +1,243 @@
+r"""A batched adaptive Runge-Kutta integrator: every trajectory keeps its own clock.
+
+Geodesics of one batch need very different step sizes: one crosses a flat region in three steps while its neighbour runs
+along a wall and needs three hundred. An integrator with one step size for the whole batch makes all of them take three
+hundred, and its error estimate, averaged over the batch, lets the worst trajectory drift. Here the step size, the error test
+(maximum norm) and the end belong to each trajectory; those that finish or fail leave the batch, the rest go on.
+
+The method is of order eight, with error estimates of orders five and three and an interpolant of order seven: Dormand and
+Prince's pair in the form of Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I* (1993), II.5 and II.6;
+its coefficients are those of `scipy.integrate.DOP853`. At the tolerances geometry asks for (1e-9 to 1e-12) it needs a third
+to a sixth of the evaluations of their pair of orders five and four. The field is autonomous and time runs from 0 to 1: time
+and per-trajectory constants, where needed, are components of the state.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.integrate import DOP853
+from torch import Tensor
+
+Field = Callable[[Tensor], Tensor]
+
+_NUM_STAGES = 12
+
+
+class Outcome(enum.IntEnum):
+    """How the integration of one trajectory ended."""
+
+    FINISHED = 0
+    TOO_MANY_STEPS = 1
+    STEP_TOO_SMALL = 2
+    NOT_FINITE = 3
+
+
+@dataclass(frozen=True)
+class DenseOutput:
+    """The states between the steps: a polynomial of degree seven per step and trajectory."""
+
+    knots: Tensor  # (n, s + 1), padded with inf
+    coefficients: Tensor  # (n, s, 8, k)
+
+    def __call__(self, t: Tensor) -> Tensor:
+        """States ``(n, q, k)`` at the times ``t`` of shape ``(n, q)``; NaN outside the time the trajectory covers."""
+        num_steps = torch.isfinite(self.knots).sum(-1, keepdim=True) - 1
+        step = torch.searchsorted(self.knots, t.contiguous(), right=True) - 1
+        step = torch.minimum(step, num_steps - 1).clamp_min(0)
+        left, right = self.knots.gather(1, step), self.knots.gather(1, step + 1)
+        index = step[:, :, None, None].expand(-1, -1, *self.coefficients.shape[2:])
+        states = _interpolate(self.coefficients.gather(1, index), ((t - left) / (right - left))[..., None])
+        inside = (t >= left) & (t <= right) & torch.isfinite(right)
+        return torch.where(inside[..., None], states, torch.nan)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """End states of ``n`` trajectories and how they came about, each field of leading shape ``(n,)``."""
+
+    y: Tensor
+    t: Tensor
+    outcome: Tensor
+    num_steps: Tensor
+    num_evaluations: Tensor
+    dense: DenseOutput | None
+
+
+def integrate(
+    field: Field, y: Tensor, *, rtol: float = 1e-10, atol: float = 1e-10, max_steps: int = 2000, dense: bool = False
+) -> Flow:
+    """Integrates ``y' = field(y)`` from time 0 to 1 for all rows of ``y``, shape ``(n, k)``.
+
+    **Arguments:**
+
+    - `field`: maps states ``(m, k)`` to velocities ``(m, k)`` for any subset of ``m`` trajectories. Where a velocity is not
+      finite the step is shortened, so a field may return NaN outside its domain.
+    - `rtol`, `atol`: the estimated local error of every component stays below ``atol + rtol |y|``.
+    - `max_steps`: attempted steps after which a trajectory is given up as stiff.
+    - `dense`: keep the interpolants (eight states per step and trajectory, three more evaluations per accepted step).
+
+    Differentiable: the steps taken are ordinary operations; their sizes are constants.
+    """
+    k = field(y)
+    count = torch.zeros(len(y), dtype=torch.long, device=y.device)
+    h = _initial_step(field, y, k, rtol, atol)
+    batch = _Batch(torch.arange(len(y), device=y.device), torch.zeros_like(h), h, y, k, count, count)
+    outcome = torch.where(torch.isfinite(k).all(-1) & torch.isfinite(y).all(-1), -1, Outcome.NOT_FINITE)
+    gone: list[tuple[_Batch, Tensor]] = []
+    record: list[tuple[Tensor, ...]] | None = [] if dense else None
+    while len(batch.rows) or not gone:
+        leave = outcome >= 0
+        if leave.any() or not gone:
+            gone.append((batch.take(leave), outcome[leave]))
+            batch = batch.take(~leave)
+        if len(batch.rows):
+            batch, outcome = _advance(field, batch, rtol, atol, max_steps, record)
+    return _collect(gone, record, y)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The trajectories still under way: their row, time, next step size, state, velocity, and counts."""
+
+    rows: Tensor
+    t: Tensor
+    h: Tensor
+    y: Tensor
+    k: Tensor
+    tries: Tensor
+    steps: Tensor
+
+    def take(self, mask: Tensor) -> _Batch:
+        return _Batch(*(value[mask] for value in vars(self).values()))
+
+
+def _advance(
+    field: Field, batch: _Batch, rtol: float, atol: float, max_steps: int, record: list[tuple[Tensor, ...]] | None
+) -> tuple[_Batch, Tensor]:
+    """Tries one step for every trajectory; returns the batch and an outcome for each (-1: under way)."""
+    last = batch.h >= 1 - batch.t
+    h = torch.where(last, 1 - batch.t, batch.h)
+    stages, new = _stages(field, batch, h)
+    ratio = _error(stages, h, _scale(torch.maximum(batch.y.abs(), new.abs()), rtol, atol))
+    finite = torch.isfinite(ratio)
+    accept = finite & (ratio <= 1)
+    t = torch.where(last, torch.ones_like(h), batch.t + h)
+    if record is not None and accept.any():
+        pieces = _polynomial(field, batch.y[accept], new[accept], [k[accept] for k in stages], h[accept])
+        record.append((batch.rows[accept], batch.steps[accept], t[accept], pieces))
+    growth = torch.where(finite, 0.9 * ratio.clamp(1e-10, 1e10) ** -0.125, 0.2).clamp(0.2, 10.0)
+    moved = _Batch(
+        rows=batch.rows,
+        t=torch.where(accept, t, batch.t),
+        h=h * growth,
+        y=torch.where(accept[:, None], new, batch.y),
+        k=torch.where(accept[:, None], stages[-1], batch.k),
+        tries=batch.tries + 1,
+        steps=batch.steps + accept,
+    )
+    return moved, _outcomes(moved, accept & last, finite, max_steps)
+
+
+def _outcomes(batch: _Batch, finished: Tensor, finite: Tensor, max_steps: int) -> Tensor:
+    outcome = torch.full_like(batch.rows, -1)
+    outcome[batch.tries >= max_steps] = Outcome.TOO_MANY_STEPS
+    stuck = batch.h < torch.finfo(batch.h.dtype).eps ** 0.75
+    outcome[stuck] = torch.where(finite[stuck], int(Outcome.STEP_TOO_SMALL), int(Outcome.NOT_FINITE))
+    outcome[finished] = Outcome.FINISHED
+    return outcome
+
+
+def _stages(field: Field, batch: _Batch, h: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The thirteen stage velocities and the new state; the last stage is the first of the next step."""
+    stages = [batch.k]
+    for row in range(1, _NUM_STAGES):
+        stages.append(field(batch.y + h[:, None] * _combine(DOP853.A[row, :row], stages)))
+    new = batch.y + h[:, None] * _combine(DOP853.B, stages)
+    stages.append(field(new))
+    return stages, new
+
+
+def _combine(weights: np.ndarray, stages: list[Tensor]) -> Tensor:
+    """The weighted sum of the stages, each ``(n, k)``."""
+    k = torch.stack(stages)
+    return torch.tensordot(torch.as_tensor(weights, dtype=k.dtype, device=k.device), k, 1)
+
+
+def _error(stages: list[Tensor], h: Tensor, scale: Tensor) -> Tensor:
+    """Estimated error over tolerance: the estimate of order five, damped where that of order three is much larger."""
+    fifth = (_combine(DOP853.E5, stages) / scale).detach().abs().amax(-1)
+    third = (_combine(DOP853.E3, stages) / scale).detach().abs().amax(-1)
+    return h * torch.where(fifth == 0, 0, fifth**2 / (fifth**2 + 0.01 * third**2).sqrt())
+
+
+def _scale(size: Tensor, rtol: float, atol: float) -> Tensor:
+    """The error allowed in components of the given size; never below the rounding of the largest of them."""
+    return atol + rtol * size + 4 * torch.finfo(size.dtype).eps * size.amax(-1, keepdim=True)
+
+
+def _initial_step(field: Field, y: Tensor, k: Tensor, rtol: float, atol: float) -> Tensor:
+    """First step size from the size of the field and of its change along one Euler step (Hairer et al., II.4)."""
+    y, k = y.detach(), k.detach()
+    scale = _scale(y.abs(), rtol, atol)
+    size, speed = (y / scale).abs().amax(-1), (k / scale).abs().amax(-1)
+    h = (0.01 * size / speed).nan_to_num(1e-6, 1e-6).clamp(1e-6, 1.0)
+    change = ((field(y + h[:, None] * k).detach() - k) / scale).abs().amax(-1) / h
+    steepest = torch.maximum(speed, change).nan_to_num(torch.inf)
+    return torch.minimum((0.01 / steepest) ** 0.125, 100 * h).clamp(1e-6, 1.0)
+
+
+def _polynomial(field: Field, y: Tensor, new: Tensor, stages: list[Tensor], h: Tensor) -> Tensor:
+    """The interpolant's eight coefficients, ``(n, 8, k)``, in the nested basis of `_interpolate`; three more stages."""
+    h, stages = h[:, None], list(stages)
+    for row in DOP853.A_EXTRA:
+        stages.append(field(y + h * _combine(row[: len(stages)], stages)))
+    rise, start, end = new - y, h * stages[0], h * stages[_NUM_STAGES]
+    higher = [h * _combine(row, stages) for row in DOP853.D]
+    return torch.stack([y, rise, start - rise, 2 * rise - start - end, *higher], 1)
+
+
+def _interpolate(coefficients: Tensor, x: Tensor) -> Tensor:
+    """``c₀ + x (c₁ + (1 - x) (c₂ + x (c₃ + …)))``."""
+    c = coefficients.unbind(-2)
+    value = torch.zeros_like(c[0])
+    for i in range(len(c) - 1, 0, -1):
+        value = (value + c[i]) * (x if i % 2 else 1 - x)
+    return value + c[0]
+
+
+def _collect(gone: list[tuple[_Batch, Tensor]], record: list[tuple[Tensor, ...]] | None, y: Tensor) -> Flow:
+    """Puts the trajectories back into the order they came in."""
+    order = torch.cat([batch.rows for batch, _ in gone]).argsort()
+
+    def join(parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts)[order]
+
+    steps = join([batch.steps for batch, _ in gone])
+    tries = join([batch.tries for batch, _ in gone])
+    extra = 0 if record is None else len(DOP853.A_EXTRA)
+    return Flow(
+        y=join([batch.y for batch, _ in gone]),
+        t=join([batch.t for batch, _ in gone]),
+        outcome=join([outcome for _, outcome in gone]),
+        num_steps=steps,
+        num_evaluations=2 + _NUM_STAGES * tries + extra * steps,
+        dense=None if record is None else _densify(record, steps, y),
+    )
+
+
+def _densify(record: list[tuple[Tensor, ...]], steps: Tensor, y: Tensor) -> DenseOutput:
+    """Sorts the steps of all trajectories into one padded table."""
+    num = max([1, *steps.tolist()])
+    knots = y.new_full((len(y), num + 1), torch.inf)
+    knots[:, 0] = 0
+    coefficients = y.new_zeros(len(y), num, 8, y.shape[-1])
+    if record:
+        rows, index, t, polynomials = (torch.cat(parts) for parts in zip(*record, strict=True))
+        knots[rows, index + 1] = t
+        coefficients = coefficients.index_put((rows, index), polynomials)
+    return DenseOutput(knots, coefficients)

@@ -1,0 +1,176 @@
+r"""The acceleration of geodesics, without a Christoffel tensor.
+
+A geodesic is a curve whose acceleration has no tangential part. Where the metric has a dual embedding
+:math:`M = \mathrm{sym}(D\phi^\top D\psi)`, the Euler-Lagrange equation of :math:`\int \langle D\phi\,\dot z, D\psi\,\dot z\rangle`
+collapses to a projection,
+
+.. math:: M\,\ddot z = -\tfrac12\bigl(D\phi^\top\,\psi''[\dot z, \dot z] + D\psi^\top\,\phi''[\dot z, \dot z]\bigr),
+
+because the terms with mixed derivatives cancel. With :math:`\phi = \psi` it is least squares on the second derivative of an
+isometric embedding; with natural and mean parameters it is the mean of the e- and the m-connection; on the hyperboloid it is
+projection in Minkowski space. It costs ``d`` first derivatives and one second derivative along the velocity. Any other metric
+takes the Lagrangian form :math:`M \ddot z = \partial_z(\tfrac12 \dot z^\top M \dot z) - \partial_s M(z + s \dot z)\,\dot z`,
+with reverse sweeps through ``M``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pullback._calculus import Map, Tensors, directional, pushforward
+from pullback._decoder import unvalidated
+from pullback._metric.base import Metric
+
+_CHUNK = 2**25  # numbers held at once
+
+
+def acceleration(
+    metric: Metric, z: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"]
+) -> Float[Tensor, "*batch d"]:
+    r"""The coordinate acceleration :math:`\ddot z = -\Gamma(z)[v, v]` of the geodesic through ``z`` with velocity ``v``.
+
+    By projection in the dual embedding where the metric has one, else in Lagrangian form; see the module's text. Where ``M``
+    is singular, the directions it does not see are not accelerated.
+    """
+    with unvalidated():
+        return _rule(metric, z)[0](metric, z, v)
+
+
+def geodesic_field(metric: Metric, z: Tensor) -> Callable[[Tensor], Tensor]:
+    """The geodesic equation as a field on states ``(n, 2 d)``: ``(z, v)' = (v, a)``, in chunks of bounded memory.
+
+    The form of the acceleration is chosen once, at the codes ``z`` of shape ``(n, d)``.
+    """
+    rule, size = _rule(metric, z)
+
+    def field(state: Tensor) -> Tensor:
+        parts = [part.chunk(2, -1) for part in state.split(max(1, _CHUNK // size))]
+        return torch.cat([torch.cat([v, rule(metric, z, v)], -1) for z, v in parts])
+
+    return field
+
+
+def _rule(metric: Metric, z: Tensor) -> tuple[Callable[[Metric, Tensor, Tensor], Tensor], int]:
+    """The form of the acceleration that suits the metric, and about how many numbers it needs for one code."""
+    with torch.no_grad():
+        dual = metric.embed(z)
+    if dual is None:
+        return _lagrangian, 32 * z.shape[-1] ** 2
+    return functools.partial(_projected, pair=dual[0] is not dual[1]), (32 + z.shape[-1]) * dual[0].shape[-1]
+
+
+def _projected(metric: Metric, z: Tensor, v: Tensor, *, pair: bool) -> Tensor:
+    first, second = _jet(_embedding(metric, z.detach() if pair else None), z, v)
+    pairs = [(first[0], second[-1], first[-1]), (first[-1], second[0], first[0])][: len(first)]
+    gram = first[0] @ first[-1].mT
+    inverse = _inverse(0.5 * (gram + gram.mT))
+
+    def force(a: Tensor) -> Tensor:
+        return -sum((j @ (c[..., None] + k.mT @ a) for j, c, k in pairs), start=torch.zeros_like(a)) / len(pairs)
+
+    a = inverse @ force(torch.zeros_like(v)[..., None])
+    return (a + inverse @ force(a))[..., 0]  # one refinement: the accuracy of QR at the price of Cholesky
+
+
+def _embedding(metric: Metric, origin: Tensor | None) -> Map:
+    """The distinct maps of the metric's dual embedding: one if it is Euclidean, else a pair, precise near `origin`."""
+
+    def maps(x: Tensor) -> tuple[Tensor, ...]:
+        dual = metric.embed(x, origin=origin)
+        if dual is None:
+            raise ValueError(
+                "The metric has an embedding at some codes and none at others. A parameter that must be constant (a total "
+                "count, degrees of freedom) varies with the code: use pullback.ScoreMetric for this decoder."
+            )
+        return dual[:1] if dual[0] is dual[1] else dual
+
+    return maps
+
+
+def _jet(f: Map, z: Tensor, v: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    r"""The Jacobians ``(*batch, d, k)`` of the outputs of ``f`` and their second derivatives along ``v``, ``(*batch, k)``.
+
+    Both are derivatives in ``w`` of derivatives in ``z`` of :math:`\langle w, f(z)\rangle`. Reverse mode thrice: several times
+    faster than nested forward mode, which stands in where an operation has no third derivative.
+    """
+    try:
+        values, first, second = _reverse_jet(f, z, v)
+    except (NotImplementedError, RuntimeError):
+        values, first, second = _forward_jet(f, z, v)
+    # a decoder that masks its invalid values with NaN has derivatives there that look harmless
+    return first, [torch.where(torch.isfinite(y), c, torch.nan) for y, c in zip(values, second, strict=True)]
+
+
+def _forward_jet(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:
+    values, first = pushforward(f, z)
+    second = directional(lambda x: directional(f, x, v[None])[1], z, v[None])[1]
+    return values, [j.movedim(0, -2) for j in first], [c[0, 0] for c in second]
+
+
+def _reverse_jet(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:
+    keep, grad = differentiable(z, v), torch.autograd.grad
+    with torch.enable_grad():
+        x = _variable(z)
+        values = f(x)
+        w = [torch.zeros_like(y, requires_grad=True) for y in values]
+        (g,) = grad(values, x, w, create_graph=True, materialize_grads=True)
+        (h,) = grad(g, x, v, create_graph=True, materialize_grads=True)
+        if h.requires_grad:
+            second = grad(h, w, v, retain_graph=True, create_graph=keep, materialize_grads=True)
+        else:
+            second = [torch.zeros_like(y) for y in values]
+        basis = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
+        rows = [grad(g, w, e.expand_as(z), retain_graph=True, create_graph=keep, materialize_grads=True) for e in basis]
+    return values, [torch.stack(columns, -2) for columns in zip(*rows, strict=True)], list(second)
+
+
+def _variable(z: Tensor) -> Tensor:
+    return z if z.requires_grad else z.detach().requires_grad_()
+
+
+def _lagrangian(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
+    keep, grad = differentiable(z, v), torch.autograd.grad
+    with torch.enable_grad():
+        x = _variable(z)
+        tensor = metric.tensor(x)
+        momentum = (tensor @ v[..., None])[..., 0]
+        if not momentum.requires_grad:
+            return torch.zeros_like(v)
+        w = torch.zeros_like(v, requires_grad=True)
+        (pulled,) = grad(momentum, x, w, create_graph=True, materialize_grads=True)
+        if not pulled.requires_grad:
+            return torch.zeros_like(v)
+        (change,) = grad(pulled, w, v, retain_graph=True, create_graph=keep)
+        (slope,) = grad((0.5 * momentum * v).sum(), x, create_graph=keep)
+    return (_inverse(tensor if keep else tensor.detach()) @ (slope - change)[..., None])[..., 0]
+
+
+def _inverse(tensor: Tensor) -> Tensor:
+    r"""The inverse of M; where M is nearly singular, :math:`\lambda / (\lambda^2 + \delta^2)` in place of :math:`1 / \lambda`.
+
+    An unused latent dimension gives M a zero eigenvalue up to rounding. The filter tends to the pseudo-inverse there and,
+    unlike a cut-off, is smooth along the trajectory.
+    """
+    delta = 1e4 * torch.finfo(tensor.dtype).eps
+    factor, info = torch.linalg.cholesky_ex(tensor)
+    largest = tensor.diagonal(dim1=-2, dim2=-1).amax(-1)
+    regular = (info == 0) & (factor.diagonal(dim1=-2, dim2=-1).amin(-1) ** 2 > delta**0.5 * largest)
+    if regular.all():
+        return torch.cholesky_inverse(factor)
+    inverse = torch.full_like(tensor, torch.nan)
+    inverse[regular] = torch.cholesky_inverse(factor[regular])
+    singular = ~regular & torch.isfinite(tensor).all(-1).all(-1)
+    values, vectors = torch.linalg.eigh(tensor[singular])
+    floor = (delta * values.amax(-1, keepdim=True)).clamp_min(torch.finfo(tensor.dtype).tiny ** 0.5)
+    inverse[singular] = (vectors * (values / (values**2 + floor**2))[..., None, :]) @ vectors.mT
+    return inverse
+
+
+def differentiable(z: Tensor, v: Tensor) -> bool:
+    """Whether the steps are recorded: only if asked to by the inputs, as a decoder's own parameters always require it."""
+    return torch.is_grad_enabled() and (z.requires_grad or v.requires_grad)

@@ -1,0 +1,323 @@
+"""The exponential map against closed forms, against an independent integrator, and against its own laws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import solve_ivp
+from torch import Tensor
+
+import pullback as pb
+from pullback._calculus import pushforward
+from pullback._integrator import Outcome, integrate
+from pullback._metric.acceleration import acceleration
+
+DOUBLE = torch.float64
+
+
+@dataclass(frozen=True)
+class Embedded(pb.Metric):
+    """The metric sym(Dφᵀ Dψ) of a pair of maps; it may hide the pair, so that both forms of the acceleration are seen."""
+
+    phi: Callable[[Tensor], Tensor]
+    psi: Callable[[Tensor], Tensor] | None = None
+    shown: bool = True
+
+    def _pair(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        phi = self.phi(z)
+        return phi, phi if self.psi is None else self.psi(z)
+
+    def tensor(self, z: Tensor) -> Tensor:
+        _, (first, second) = pushforward(self._pair, z)
+        gram = first.movedim(0, -2) @ second.movedim(0, -2).mT
+        return 0.5 * (gram + gram.mT)
+
+    def ds2(self, a: Tensor, b: Tensor) -> Tensor:
+        (p, q), (r, s) = self._pair(a), self._pair(b)
+        return ((r - p) * (s - q)).sum(-1)
+
+    def embed(self, z: Tensor, origin: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        return self._pair(z) if self.shown else None
+
+
+def stereographic(z: Tensor) -> Tensor:
+    """The unit sphere, from the plane (or space) of its stereographic projection."""
+    s = (z**2).sum(-1, keepdim=True)
+    return torch.cat([2 * z, s - 1], -1) / (1 + s)
+
+
+def hyperboloid(z: Tensor) -> Tensor:
+    """Normal distributions (μ, σ) on the hyperboloid x² + y² - w² = -1, the last coordinate being w."""
+    x, y = z[..., 0] / 2**0.5, z[..., 1]
+    return torch.stack([x / y, (x**2 + y**2 - 1) / (2 * y), (x**2 + y**2 + 1) / (2 * y)], -1)
+
+
+def normal_parameters(point: Tensor) -> Tensor:
+    y = 1 / (point[..., 2] - point[..., 1])
+    return torch.stack([2**0.5 * point[..., 0] * y, y], -1)
+
+
+def lowered(z: Tensor) -> Tensor:
+    return 2 * hyperboloid(z) * torch.tensor([1.0, 1.0, -1.0], dtype=z.dtype)
+
+
+def dirichlet(z: Tensor) -> Tensor:
+    """A curved family of natural parameters of Dirichlet distributions."""
+    return 1 + torch.exp(torch.stack([z[..., 0], z[..., 1], 0.5 * torch.sin(z[..., 0] + z[..., 1])], -1))
+
+
+def dirichlet_means(z: Tensor) -> Tensor:
+    return torch.digamma(dirichlet(z)) - torch.digamma(dirichlet(z).sum(-1, keepdim=True))
+
+
+SPHERE, HALF_PLANE = Embedded(stereographic), Embedded(hyperboloid, lowered)
+PAIRS = {"sphere": SPHERE, "half plane": HALF_PLANE, "dirichlet": Embedded(dirichlet, dirichlet_means)}
+
+
+def starts(n: int = 4) -> tuple[Tensor, Tensor]:
+    """Points with positive last coordinate (inside every chart used here) and velocities."""
+    z = torch.randn(n, 2, dtype=DOUBLE) * 0.5
+    return torch.stack([z[:, 0], 0.5 + z[:, 1].abs()], -1), torch.randn(n, 2, dtype=DOUBLE)
+
+
+def christoffel_acceleration(metric: pb.Metric, z: Tensor, v: Tensor) -> Tensor:
+    """-Γ[v, v] at one point, from the textbook formula and all derivatives of M."""
+    slope = torch.autograd.functional.jacobian(metric.tensor, z)  # ∂M_ij / ∂z_k
+    bend = torch.einsum("ijk,j,k->i", slope, v, v) - 0.5 * torch.einsum("jki,j,k->i", slope, v, v)
+    return -torch.linalg.solve(metric.tensor(z), bend)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("shown", [True, False], ids=["projection", "Lagrangian"])
+def test_acceleration_is_minus_the_christoffel_symbols(name, shown):
+    pair = PAIRS[name]
+    z, v = starts()
+    expected = torch.stack([christoffel_acceleration(pair, *row) for row in zip(z, v, strict=True)])
+    found = acceleration(Embedded(pair.phi, pair.psi, shown), z, v)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_acceleration_of_a_decoder_without_third_derivatives():
+    """`torch.cdist` can be differentiated once; its square written out, as often as one likes."""
+    centres = torch.randn(5, 2, dtype=DOUBLE)
+    once = Embedded(lambda z: torch.exp(-(torch.cdist(z, centres) ** 2)))
+    often = Embedded(lambda z: torch.exp(-((z[..., None, :] - centres) ** 2).sum(-1)))
+    z, v = starts()
+    torch.testing.assert_close(acceleration(once, z, v), acceleration(often, z, v), rtol=1e-11, atol=1e-11)
+
+
+def test_sphere_is_a_great_circle():
+    z, v = starts()
+    start, u = torch.func.jvp(stereographic, (z,), (v,))
+    speed = u.norm(dim=-1, keepdim=True)
+    expected = torch.cos(speed) * start + torch.sin(speed) * u / speed
+    torch.testing.assert_close(stereographic(pb.expmap(SPHERE, z, v)), expected, rtol=0, atol=1e-9)
+
+
+def test_normal_family_is_the_hyperbolic_plane():
+    z, v = starts()
+    start, u = torch.func.jvp(hyperboloid, (z,), (v,))
+    speed = HALF_PLANE.norm(z, v)[:, None] / 2**0.5
+    expected = normal_parameters(torch.cosh(speed) * start + torch.sinh(speed) * u / speed)
+    torch.testing.assert_close(pb.expmap(HALF_PLANE, z, v), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_flat_space_is_straight_exactly(shown):
+    A = torch.randn(2, 5, dtype=DOUBLE)
+    z, v = starts()
+    flow = pb.geodesic_flow(Embedded(lambda z: z @ A, shown=shown), z, v)
+    torch.testing.assert_close(flow.end, z + v, rtol=1e-13, atol=1e-13)
+    assert (flow.num_steps < 10).all()
+
+
+def test_decoder_against_an_independent_integrator():
+    weights = [torch.randn(2, 8, dtype=DOUBLE), torch.randn(8, 12, dtype=DOUBLE)]
+    metric = Embedded(lambda z: torch.tanh(z @ weights[0]) @ weights[1])
+    z, v = starts(1)
+
+    def textbook(_: float, y: np.ndarray) -> np.ndarray:
+        point, velocity = torch.as_tensor(y).chunk(2)
+        return torch.cat([velocity, christoffel_acceleration(metric, point, velocity)]).numpy()
+
+    solved = solve_ivp(textbook, (0, 1), torch.cat([z[0], v[0]]).numpy(), method="LSODA", rtol=1e-10, atol=1e-11)
+    flow = pb.geodesic_flow(metric, z, v)
+    found = torch.cat([flow.end, flow.end_velocity], -1)[0]
+    torch.testing.assert_close(found, torch.as_tensor(solved.y[:, -1]), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_speed_is_constant(name):
+    z, v = starts()
+    metric = PAIRS[name]
+    flow = pb.geodesic_flow(metric, z, v)
+    t = torch.linspace(0, 1, 31, dtype=DOUBLE)
+    speed = metric.norm(flow(t), flow.velocity(t))
+    torch.testing.assert_close(speed, metric.norm(z, v)[:, None].expand_as(speed), rtol=1e-8, atol=0)
+    drift = speed[:, -1] / speed[:, 0] - 1
+    torch.testing.assert_close(flow.speed_drift, drift.abs(), rtol=1e-3, atol=1e-14)
+
+
+def test_trajectory_agrees_with_the_map_at_every_time():
+    z, v = starts(2)
+    flow = pb.geodesic_flow(SPHERE, z, v)
+    t = torch.tensor([0.0, 0.3, 0.77, 1.0], dtype=DOUBLE)
+    expected = torch.stack([pb.expmap(SPHERE, z, v, s) for s in t.tolist()], 1)
+    torch.testing.assert_close(flow(t), expected, rtol=0, atol=1e-8)
+    torch.testing.assert_close(flow(t[None].expand(2, -1)), flow(t), rtol=0, atol=0)
+    torch.testing.assert_close(flow.begin, z, rtol=0, atol=0)
+    torch.testing.assert_close(flow.end, expected[:, -1], rtol=0, atol=1e-9)
+    h = 1e-5
+    slope = (flow(t[1:3] + h) - flow(t[1:3] - h)) / (2 * h)
+    torch.testing.assert_close(slope, flow.velocity(t[1:3]), rtol=1e-5, atol=1e-5)
+
+
+def test_length_of_a_trajectory_is_its_speed():
+    z, v = starts(2)
+    flow = pb.geodesic_flow(SPHERE, z, v)
+    torch.testing.assert_close(pb.length(SPHERE, flow, extrapolate=True), SPHERE.norm(z, v), rtol=1e-7, atol=0)
+
+
+def test_geodesics_run_backwards():
+    z, v = starts()
+    flow = pb.geodesic_flow(HALF_PLANE, z, v)
+    torch.testing.assert_close(pb.expmap(HALF_PLANE, flow.end, flow.end_velocity, -1.0), z, rtol=1e-8, atol=1e-8)
+
+
+def test_result_does_not_depend_on_coordinates():
+    def bend(z: Tensor) -> Tensor:
+        return torch.stack([z[..., 0] + 0.3 * torch.sin(z[..., 1]), z[..., 1] + 0.1 * z[..., 0] ** 2], -1)
+
+    z, v = starts()
+    image, u = torch.func.jvp(bend, (z,), (v,))
+    bent = pb.expmap(Embedded(lambda z: stereographic(bend(z))), z, v)
+    torch.testing.assert_close(bend(bent), pb.expmap(SPHERE, image, u), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_unused_dimension_moves_freely(shown):
+    """Where M is singular, the geodesic is that of the seen coordinates, straight in the unseen direction."""
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=DOUBLE))[0]
+    z, v = (torch.nn.functional.pad(x, (0, 1), value=0.7) for x in starts(2))
+    flow = pb.geodesic_flow(Embedded(lambda z: stereographic((z @ turn)[..., :2]), shown=shown), z @ turn.T, v @ turn.T)
+    assert flow.succeeded.all()
+    found = flow.end @ turn
+    torch.testing.assert_close(found[:, :2], pb.expmap(SPHERE, z[:, :2], v[:, :2]), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(found[:, 2], (z + v)[:, 2], rtol=1e-7, atol=1e-7)
+
+
+def test_metric_that_vanishes_is_crossed_in_a_straight_line():
+    z, v = starts()
+    flow = pb.geodesic_flow(Embedded(lambda z: 0 * z), z, v)
+    torch.testing.assert_close(flow.end, z + v, rtol=1e-13, atol=1e-13)
+
+
+def test_batch_equals_loop_and_broadcasts():
+    z, v = starts(3)
+    batch = pb.geodesic_flow(SPHERE, z[:, None], v[None])
+    assert batch.end.shape == (3, 3, 2)
+    assert batch(torch.zeros(5, dtype=DOUBLE)).shape == (3, 3, 5, 2)
+    for i in range(3):
+        single = pb.geodesic_flow(SPHERE, z[i], v[i])
+        torch.testing.assert_close(batch.end[i, i], single.end, rtol=1e-14, atol=1e-14)
+        assert batch.num_steps[i, i] == single.num_steps
+        assert single.end.shape == (2,)
+
+
+def test_empty_batch():
+    empty = torch.zeros(0, 2, dtype=DOUBLE)
+    assert pb.expmap(SPHERE, empty, empty).shape == (0, 2)
+    assert pb.geodesic_flow(SPHERE, empty, empty)(torch.zeros(3, dtype=DOUBLE)).shape == (0, 3, 2)
+
+
+def test_single_precision():
+    z, v = starts()
+    flow = pb.geodesic_flow(SPHERE, z.float(), v.float())
+    assert flow.end.dtype == torch.float32
+    assert flow.succeeded.all()
+    torch.testing.assert_close(
+        stereographic(flow.end.double()), stereographic(pb.expmap(SPHERE, z, v)), rtol=0, atol=2e-5
+    )
+
+
+def test_inference_mode():
+    z, v = starts(2)
+    with torch.inference_mode():
+        found = pb.expmap(SPHERE, z.clone(), v.clone())
+    torch.testing.assert_close(found.clone(), pb.expmap(SPHERE, z, v), rtol=0, atol=0)
+
+
+def test_derivative_of_the_map():
+    """On the line with M = 1 / z² the map is z exp(v / z)."""
+    z = torch.tensor([[0.7], [1.5]], dtype=DOUBLE, requires_grad=True)
+    v = torch.tensor([[0.4], [-0.9]], dtype=DOUBLE, requires_grad=True)
+    end = pb.expmap(Embedded(torch.log), z, v)
+    growth = torch.exp(v / z).detach()
+    torch.testing.assert_close(end.detach(), z.detach() * growth, rtol=1e-9, atol=0)
+    by_z, by_v = torch.autograd.grad(end.sum(), (z, v))
+    torch.testing.assert_close(by_v, growth, rtol=1e-8, atol=0)
+    torch.testing.assert_close(by_z, growth * (1 - v / z).detach(), rtol=1e-8, atol=1e-8)
+
+
+def test_each_failure_has_its_status_and_spares_the_others():
+    def wall(z: Tensor) -> Tensor:
+        """1 / z runs to infinity in finite time; past 3 there is nothing."""
+        return torch.where(z[..., :1] < 0, 1 / z, torch.where(z < 3, z, torch.nan))
+
+    z = torch.tensor([[1.0], [-1.0], [1.0], [torch.nan]], dtype=DOUBLE)
+    v = torch.tensor([[1.0], [-2.0], [9.0], [1.0]], dtype=DOUBLE)
+    flow = pb.geodesic_flow(Embedded(wall), z, v, rtol=1e-7, atol=1e-7)
+    assert flow.codes.tolist() == [Outcome.FINISHED, Outcome.STEP_TOO_SMALL, Outcome.NOT_FINITE, Outcome.NOT_FINITE]
+    torch.testing.assert_close(flow.end[0], z[0] + v[0])
+    torch.testing.assert_close(flow.reached[:3], torch.tensor([1, 1 / 2, 2 / 9], dtype=DOUBLE), rtol=1e-6, atol=0)
+    for status, word in zip(flow.status, ["reached", "Left the domain", "Not finite", "Not finite"], strict=True):
+        assert word in status
+    half = flow(torch.tensor([0.2, 0.9], dtype=DOUBLE))[..., 0]
+    torch.testing.assert_close(half[1, 0], torch.tensor(-1 / (1 - 0.4), dtype=DOUBLE), rtol=1e-6, atol=0)
+    assert torch.isfinite(half[0]).all()
+    assert torch.isnan(half[1:, 1]).all()
+
+
+def test_step_limit_is_called_stiff():
+    z, v = starts(2)
+    flow = pb.geodesic_flow(SPHERE, z, v, max_steps=3)
+    assert (flow.codes == Outcome.TOO_MANY_STEPS).all()
+    assert "Stiff" in flow.status[0]
+    with pytest.raises(RuntimeError, match=r"2 of 2 geodesics did not arrive.*Stiff.*raise max_steps"):
+        pb.expmap(SPHERE, z, v, max_steps=3)
+
+
+def test_wrong_input_is_refused_with_a_sentence():
+    z, v = starts()
+    with pytest.raises(ValueError, match="the same d"):
+        pb.expmap(SPHERE, z, v[:, :1])
+    with pytest.raises(ValueError, match=r"Use v.to\(z\)"):
+        pb.expmap(SPHERE, z, v.float())
+    with pytest.raises(ValueError, match=r"Use t.reshape\(1\)"):
+        pb.geodesic_flow(SPHERE, z, v)(torch.tensor(0.5))
+
+
+def test_integrator_meets_its_tolerance_with_order_eight():
+    """Error proportional to the tolerance, work to its eighth root, on the harmonic oscillator over one period."""
+
+    def oscillator(y: Tensor) -> Tensor:
+        return 2 * torch.pi * torch.stack([y[:, 1], -y[:, 0]], -1)
+
+    y = torch.tensor([[1.0, 0.0], [0.0, 3.0]], dtype=DOUBLE)
+    coarse, fine = (integrate(oscillator, y, rtol=tol, atol=tol) for tol in (1e-6, 1e-12))
+    assert (coarse.y - y).abs().max() < 1e-5
+    assert (fine.y - y).abs().max() < 1e-11
+    work = fine.num_evaluations / coarse.num_evaluations
+    assert (work < 1.2 * 10 ** (6 / 8)).all()
+
+
+def test_interpolant_is_as_good_as_the_steps():
+    y = torch.tensor([[1.0], [-2.0]], dtype=DOUBLE)
+    flow = integrate(lambda y: -3 * y, y, rtol=1e-9, atol=1e-9, dense=True)
+    t = torch.linspace(0, 1, 101, dtype=DOUBLE).expand(2, -1)
+    assert flow.dense is not None
+    torch.testing.assert_close(flow.dense(t), (y * torch.exp(-3 * t))[..., None], rtol=0, atol=3e-8)
