@@ -3,16 +3,22 @@
 A decoder treats the codes of a batch independently, so the Jacobians of the whole batch come from ``d`` directional
 derivatives of the whole batch. Those are vectorised with `torch.vmap` over the ``d`` tangent directions only: mapping over
 the points instead fails for decoders (torch's distributions branch on values) and is hundreds of times slower.
+
+Some of torch's kernels have no forward-mode derivative. Three routes are tried in turn: forward mode as it is; forward mode
+with plain variants of those kernels (unfused attention, recurrences without oneDNN or cuDNN, `torch.cdist` written out);
+and reverse mode twice, which gives the same derivative for any operation that is twice differentiable.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 Tensors = tuple[Tensor, ...]
 Map = Callable[[Tensor], Tensors]
@@ -25,9 +31,7 @@ def pushforward(f: Map, z: Tensor) -> tuple[Tensors, Tensors]:
     ``(d, *batch, *out)``: entry ``i`` is :math:`\partial f / \partial z_i`. Forward mode, ``1 + d`` passes in one sweep;
     where an operation of ``f`` has no forward-mode rule, two reverse sweeps take its place.
     """
-    d = z.shape[-1]
-    basis = torch.eye(d, dtype=z.dtype, device=z.device).reshape(d, *[1] * (z.ndim - 1), d).expand(d, *z.shape)
-    return directional(f, z, basis)
+    return directional(f, z, _basis(z))
 
 
 def directional(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:
@@ -35,46 +39,102 @@ def directional(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:
     for kernels in (contextlib.nullcontext, _plain_kernels):
         try:
             with kernels():
-                return torch.vmap(lambda u: torch.func.jvp(f, (z,), (u,)), out_dims=(None, 0))(v)
+                return _forward(f, z, v)
         except (NotImplementedError, RuntimeError) as error:
-            if not _lacks_forward_rule(error):
+            if not _lacks_derivative(error):
                 raise
             cause = error
     return _by_two_reverse_sweeps(f, z, v, cause)
 
 
+def _forward(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:
+    values_and_tangents: Any = torch.vmap(lambda u: torch.func.jvp(f, (z,), (u,)), out_dims=(None, 0))  # pyright: ignore[reportArgumentType]
+    return values_and_tangents(v)
+
+
+def hessian(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    r"""Hessians ``(*batch, d, d)`` of a scalar function of each code, ``f(z)`` of shape ``(*batch,)``.
+
+    Reverse mode twice, one direction at a time and without `torch.vmap`: divergences branch on the values of parameters.
+    """
+    try:
+        _, pull = torch.func.vjp(torch.func.grad(lambda w: f(w).sum()), z)[:2]
+        return torch.stack([pull(e)[0] for e in _basis(z)], dim=-2)
+    except (NotImplementedError, RuntimeError) as error:
+        if not _lacks_derivative(error):
+            raise
+    with torch.inference_mode(False), torch.enable_grad(), _plain_kernels():
+        x = z if z.requires_grad else z.detach().clone().requires_grad_()
+        (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        rows = [torch.autograd.grad(g, x, e, create_graph=z.requires_grad, retain_graph=True)[0] for e in _basis(z)]
+    return torch.stack(rows, dim=-2)
+
+
+def _basis(z: Tensor) -> Tensor:
+    """The ``d`` unit tangents at every code, ``(d, *batch, d)``."""
+    d = z.shape[-1]
+    return torch.eye(d, dtype=z.dtype, device=z.device).reshape(d, *[1] * (z.ndim - 1), d).expand(d, *z.shape)
+
+
+class _Distances(TorchFunctionMode):
+    """Replaces `torch.cdist`, which has neither a forward-mode nor a second derivative, by the norms of differences."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.cdist:
+            return _distances(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "") -> Tensor:
+    return torch.linalg.vector_norm(x1[..., :, None, :] - x2[..., None, :, :], ord=p, dim=-1)
+
+
 @contextlib.contextmanager
 def _plain_kernels() -> Iterator[None]:
-    """Variants of torch's kernels that have forward-mode rules: unfused attention, recurrences without oneDNN or cuDNN."""
-    before = torch._C._get_mkldnn_enabled()
+    """Variants of torch's kernels that have all derivatives; torch's settings are put back afterwards."""
+    onednn, fast = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
     torch._C._set_mkldnn_enabled(False)
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+        with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False), _Distances():
             yield
     finally:
-        torch._C._set_mkldnn_enabled(before)
+        torch._C._set_mkldnn_enabled(onednn)
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _lacks_forward_rule(error: Exception) -> bool:
-    text = str(error)
-    return any(hint in text for hint in ("forward AD", "forward-mode", "forward mode", "jvp", "vmap", "batching rule"))
+def _lacks_derivative(error: Exception) -> bool:
+    hints = (
+        "forward AD",
+        "forward-mode",
+        "forward mode",
+        "jvp",
+        "vmap",
+        "batching rule",
+        "not implemented",
+        "double backward",
+    )
+    return any(hint in str(error) for hint in hints)
 
 
 def _by_two_reverse_sweeps(f: Map, z: Tensor, v: Tensor, cause: Exception) -> tuple[Tensors, Tensors]:
     r"""J v as the derivative in u of uᵀ J v, which is linear in u: reverse mode twice, one tangent at a time."""
-    with torch.enable_grad():
-        x = z if z.requires_grad else z.detach().requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad(), _plain_kernels():
+        x = z if z.requires_grad else z.detach().clone().requires_grad_()
         values = f(x)
         duals = [torch.zeros_like(y, requires_grad=True) for y in values]
-        (g,) = torch.autograd.grad(values, x, duals, create_graph=True)
         try:
+            (g,) = torch.autograd.grad(values, x, duals, create_graph=True)
             rows = [torch.autograd.grad(g, duals, u, create_graph=z.requires_grad, retain_graph=True) for u in v]
         except RuntimeError as error:
             raise NotImplementedError(
-                f"The decoder uses an operation without a forward-mode derivative ({cause}) and without a second reverse "
-                f"one ({error}). Write that operation out in elementary ones; for torch.cdist use "
-                "((x[..., :, None, :] - y[..., None, :, :]) ** 2).sum(-1)."
+                f"The decoder uses an operation without a forward-mode derivative ({_first_line(cause)}) and without a second "
+                f"reverse one ({_first_line(error)}). Write that operation out in elementary ones, or use a metric that needs "
+                "no derivative: pullback.DivergenceMetric(decoder, method=pullback.CentralDifference())."
             ) from error
-    return tuple(y.detach() if not z.requires_grad else y for y in values), tuple(
-        map(torch.stack, zip(*rows, strict=True))
-    )
+    jacobians = tuple(map(torch.stack, zip(*rows, strict=True)))
+    return (values if z.requires_grad else tuple(y.detach() for y in values)), jacobians
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n")[0][:200]

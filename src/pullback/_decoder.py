@@ -13,10 +13,12 @@ sentence what to change where it does not hold.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.distributions import Distribution
 from torch.nn.modules import module as nn_module
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -41,13 +43,19 @@ def decode(decoder: Decoder, z: Tensor) -> Distribution:
     not return a distribution, or returns one whose batch shape does not start with that of ``z``.
     """
     _check_codes(z)
-    with _refuse_randomness(z):
-        try:
-            p = decoder(z)
-        except ValueError as error:
-            if "Expected parameter" in str(error):
-                raise DecoderError(_invalid_parameter(error)) from error
+    before = _random_state(z)
+    guard = nn_module.register_module_forward_pre_hook(_guard())
+    try:
+        p = decoder(z)
+    except (ValueError, RuntimeError) as error:
+        sentence = _explanation(error)
+        if sentence is None:
             raise
+        raise DecoderError(sentence) from error
+    finally:
+        guard.remove()
+    if _random_state(z) != before:
+        raise DecoderError(_RANDOM)
     _check_distribution(p, z)
     return p
 
@@ -68,14 +76,14 @@ def unvalidated() -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
-def check_finite(values: Tensor, z: Tensor) -> None:
+def check_finite(values: Tensor, z: Tensor, what: str = "parameters") -> None:
     """Raises a `DecoderError` that names the first code at which ``values``, of shape ``(*batch, ...)``, are not finite."""
     if torch.isfinite(values).all():
         return
     bad = ~torch.isfinite(values).reshape(*z.shape[:-1], -1).all(-1)
     first = z[bad][0].tolist()
     raise DecoderError(
-        f"The decoder returned NaN or infinite parameters at {int(bad.sum())} of {bad.numel()} codes, first at "
+        f"The decoder returned NaN or infinite {what} at {int(bad.sum())} of {bad.numel()} codes, first at "
         f"z = {[round(x, 4) for x in first]}. Check the model there: bound its exponentials (softplus instead of exp), "
         "or keep the codes within the region it was trained on."
     )
@@ -112,46 +120,51 @@ def _check_distribution(p: object, z: Tensor) -> None:
         )
 
 
-@contextlib.contextmanager
-def _refuse_randomness(z: Tensor) -> Iterator[None]:
-    handle = nn_module.register_module_forward_pre_hook(_refuse_train_mode)
-    before = _random_state(z)
-    try:
-        yield
-    except RuntimeError as error:
-        if "called random operation" in str(error):
-            raise DecoderError(_RANDOM) from error
-        raise
-    finally:
-        handle.remove()
-    if _random_state(z) != before:
-        raise DecoderError(_RANDOM)
-
-
 def _random_state(z: Tensor) -> object:
-    if torch._C._functorch.is_functorch_wrapped_tensor(z):
+    if peek_interpreter_stack() is not None:
         return None  # inside vmap torch itself refuses random numbers
     if z.device.type == "cuda":
         return torch.cuda.default_generators[z.device.index or 0].get_offset()
     return torch.default_generator.get_state().numpy().tobytes()
 
 
-def _refuse_train_mode(module: nn.Module, _inputs: object) -> None:
-    if not module.training:
-        return
+def _guard() -> Callable[[nn.Module, object], None]:
+    """A hook on every module the decoder calls, wherever it keeps them; modules of other threads are none of its business."""
+    thread = threading.get_ident()
+
+    def check(module: nn.Module, _inputs: object) -> None:
+        if isinstance(module, (_DropoutNd, _BatchNorm)) and threading.get_ident() == thread:
+            _refuse_batch_dependence(module)
+
+    return check
+
+
+def _refuse_batch_dependence(module: nn.Module) -> None:
     name = type(module).__name__
-    if isinstance(module, _DropoutNd) and module.p > 0:
+    if isinstance(module, _DropoutNd) and module.training and module.p > 0:
         raise DecoderError(
             f"The decoder is in train mode and has {name}, so its output is random. Call model.eval() first."
         )
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, _BatchNorm) and module.training:
         raise DecoderError(
             f"The decoder is in train mode and has {name}, so each code's distribution depends on the rest of its batch. "
             "Call model.eval() first."
         )
+    if isinstance(module, _BatchNorm) and module.running_mean is None:
+        raise DecoderError(
+            f"The decoder has {name} without running statistics, so each code's distribution depends on the rest of its batch. "
+            "Build it with track_running_stats=True, or use LayerNorm or GroupNorm."
+        )
 
 
-def _invalid_parameter(error: ValueError) -> str:
+def _explanation(error: Exception) -> str | None:
+    """The contract's sentence where torch's error is a symptom of breaking it."""
+    if "called random operation" in str(error):
+        return _RANDOM
+    return _invalid_parameter(error) if "Expected parameter" in str(error) else None
+
+
+def _invalid_parameter(error: Exception) -> str:
     reason = str(error).split("\n")[0][:240]
     return (
         "The decoder built a distribution with invalid parameters (NaN, or outside their range). Check the model at these codes: "

@@ -1,0 +1,48 @@
+r"""What the pulled-back metrics share: an information on the family, contracted with the Jacobian of the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from pullback._calculus import pushforward
+from pullback._decoder import Decoder, check_finite, decode, observed
+from pullback._information import Information
+
+Rule = Callable[[Distribution], Information]
+
+
+def pulled_back(rule: Rule, decoder: Decoder, z: Tensor) -> Tensor:
+    r"""The tensor :math:`J^\top I J` of shape ``(*batch, d, d)`` for the information that `rule` gives the decoded distributions."""
+    found: list[Information] = []
+
+    def coordinates(z: Tensor) -> tuple[Tensor]:
+        found[:] = [rule(decode(observed(decoder), z))]
+        return (found[0].eta,)
+
+    (eta,), (tangents,) = pushforward(coordinates, z)
+    check_finite(eta, z)
+    M = contracted(found[0], eta, tangents, z.ndim - 1)
+    check_finite(M, z, what="derivatives")
+    return M
+
+
+def contracted(info: Information, eta: Tensor, u: Tensor, num_batch: int) -> Tensor:
+    """``uᵢᵀ I(eta) uⱼ`` for tangents ``(m, *batch, *features, k)``, summed over features.
+
+    An estimated information is evaluated code by code, each with the same noise: the estimate at a code must not depend on
+    where in a batch the code stands.
+    """
+    if info.exact or num_batch == 0:
+        return info.gram(eta, u, num_batch)
+    codes = zip(eta.flatten(0, num_batch - 1), u.flatten(1, num_batch).unbind(1), strict=True)
+    grams = torch.stack([info.gram(one, tangents, 0) for one, tangents in codes])
+    return grams.reshape(*eta.shape[:num_batch], *grams.shape[1:])
+
+
+def total(values: Tensor, num_batch: int) -> Tensor:
+    """Sums over features: all but the first `num_batch` dimensions."""
+    return values.flatten(num_batch).sum(-1) if values.ndim > num_batch else values

@@ -1,0 +1,121 @@
+r"""One distribution of independent parts of different families: a row of a table with mixed columns.
+
+torch's `Independent` joins features of one family. A record with two counts, a category and five measurements needs more:
+
+.. math:: p(x_1, \dots, x_m) = \prod_i p_i(x_i).
+
+A value is a *tuple*, one entry per part, because the parts have different types and shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any, ClassVar
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import Distribution, kl_divergence, register_kl
+
+Values = tuple[Any, ...]
+_ONE = Size()
+
+
+class Product(Distribution):
+    r"""The distribution of independent parts of different families.
+
+    The ``batch_shape`` is the longest common prefix of the parts' batch shapes; further batch dimensions of a part are its
+    independent features. Samples, means and variances are tuples with one entry per part; `log_prob` and `entropy` are
+    summed over parts and features to ``batch_shape``.
+
+    ```python
+    decoder = lambda z: pb.Product(Normal(mu(z), sigma(z)), Poisson(rate(z)), OneHotCategorical(logits=logits(z)))
+    ```
+
+    **Arguments:**
+
+    - `components`: the parts, at least one.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, *components: Distribution, validate_args: bool | None = None) -> None:
+        if not components or not all(isinstance(part, Distribution) for part in components):
+            kinds = ", ".join(type(part).__name__ for part in components) or "nothing"
+            raise TypeError(f"Product takes distributions as separate arguments, Product(p, q, ...); got {kinds}.")
+        self.components = components
+        super().__init__(_common_prefix([part.batch_shape for part in components]), validate_args=validate_args)
+
+    @property
+    def has_rsample(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether every part can be sampled with gradients."""
+        return all(part.has_rsample for part in self.components)
+
+    @property
+    def mean(self) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The means of the parts."""
+        return tuple(part.mean for part in self.components)
+
+    @property
+    def stddev(self) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The standard deviations of the parts."""
+        return tuple(part.stddev for part in self.components)
+
+    @property
+    def variance(self) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The variances of the parts."""
+        return tuple(part.variance for part in self.components)
+
+    def sample(self, sample_shape: Any = _ONE) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One sample of every part."""
+        return tuple(part.sample(sample_shape) for part in self.components)
+
+    def rsample(self, sample_shape: Any = _ONE) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One differentiable sample of every part; see `has_rsample`."""
+        return tuple(part.rsample(sample_shape) for part in self.components)
+
+    def log_prob(self, value: Values) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The joint log-density of a tuple, summed over parts and features."""
+        if not isinstance(value, (tuple, list)) or len(value) != len(self.components):
+            raise ValueError(
+                f"A value of this Product is a tuple of {len(self.components)} tensors, one for each part."
+            )
+        return self.summed([part.log_prob(x) for part, x in zip(self.components, value, strict=True)])
+
+    def entropy(self) -> Tensor:
+        """The sum of the parts' entropies."""
+        return self.summed([part.entropy() for part in self.components])
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Product:
+        """The same parts with the batch shape expanded; their features stay."""
+        new: Any = self._get_checked_instance(Product, _instance)
+        new.components = tuple(part.expand(Size(batch_shape) + self.features(part)) for part in self.components)
+        Distribution.__init__(new, Size(batch_shape), validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def features(self, part: Distribution) -> Size:
+        """The batch dimensions of a part that are its independent features."""
+        return part.batch_shape[len(self.batch_shape) :]
+
+    def summed(self, values: Sequence[Tensor]) -> Tensor:
+        """Adds values of the parts, each of shape ``(..., *batch_shape, *features)``, over parts and features."""
+        counts = [len(self.features(part)) for part in self.components]
+        return torch.stack([_sum_last(value, n) for value, n in zip(values, counts, strict=True)]).sum(0)
+
+    def __repr__(self) -> str:
+        return f"Product({', '.join(map(repr, self.components))})"
+
+
+def _common_prefix(shapes: Sequence[Size]) -> Size:
+    return Size(sizes[0] for sizes in takewhile(lambda s: len(set(s)) == 1, zip(*shapes, strict=False)))
+
+
+def _sum_last(value: Tensor, n: int) -> Tensor:
+    return value.flatten(value.ndim - n).sum(-1) if n else value
+
+
+@register_kl(Product, Product)
+def _kl_product(p: Product, q: Product) -> Tensor:
+    """The sum of the parts' divergences."""
+    return p.summed([kl_divergence(*pair) for pair in zip(p.components, q.components, strict=True)])
