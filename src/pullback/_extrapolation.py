@@ -31,12 +31,15 @@ from jaxtyping import Float
 from scipy.sparse.csgraph import dijkstra
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
+from torch.types import _size
 
-from pullback._calculus import pushforward
-from pullback._decoder import Decoder, decode, observed
+from pullback._decoder import Decoder, observed
+from pullback._embedding import Dual, embed
 from pullback._fisher import fisher
 from pullback._information import Information
+from pullback._metric.fisher_rao import FisherRaoMetric
 from pullback._product import Product
+from pullback._rao import rao_distance
 from pullback._reweighting import Reweighted
 from pullback._support import Support
 
@@ -86,7 +89,7 @@ class Extrapolated(nn.Module):
         """Sets `strength` from the decoder as it is now."""
         c = self.support.centers
         c = c[:: -(-len(c) // _MAX_PROBES)]
-        M = _pulled_back(self.decoder, c)
+        M = FisherRaoMetric(self.decoder).tensor(c).detach()
         speed = torch.linalg.eigvalsh(M)[..., -1].clamp_min(0).sqrt().median()
         if not speed > 0:
             raise ValueError(
@@ -109,7 +112,37 @@ class Extrapolated(nn.Module):
         phase = d**0.5 / self.support.spread * (z - self.support.origin)
         direction = torch.cat([phase.cos(), phase.sin()], -1) / d**0.5
         mean = self.strength * _height(self.support, self.support.distance2(z))[..., None] * direction
-        return Independent(Normal(mean, torch.ones_like(mean), validate_args=False), 1, validate_args=False)
+        return Independent(UnitNormal(mean), 1, validate_args=False)
+
+
+class UnitNormal(Normal):
+    r"""A normal distribution of *known* noise, N(μ, 1): its only coordinate is μ, and its geometry is Euclidean."""
+
+    def __init__(self, loc: Tensor):
+        super().__init__(loc, torch.ones_like(loc), validate_args=False)
+
+    def expand(self, batch_shape: _size, _instance: object = None) -> UnitNormal:
+        """The same distribution with a larger batch shape."""
+        return UnitNormal(self.loc.expand(batch_shape))
+
+
+@fisher.register
+def _(p: UnitNormal) -> Information:
+    r"""Coordinate μ: I = 1."""
+    return Information(p.loc[..., None], root=lambda eta, u: u)
+
+
+@embed.register
+def _(p: UnitNormal, origin: Distribution | None = None) -> Dual:
+    r"""φ = μ."""
+    phi = p.loc[..., None]
+    return phi, phi
+
+
+@rao_distance.register(UnitNormal)
+def _(p: UnitNormal, q: UnitNormal) -> Tensor:
+    r"""|μ - μ'|."""
+    return (p.loc - q.loc).abs()
 
 
 def _height(support: Support, distance2: Tensor) -> Tensor:
@@ -119,18 +152,6 @@ def _height(support: Support, distance2: Tensor) -> Tensor:
     outside = excess > h2 / 80  # below, the exponential is under 1e-34 and its derivatives would divide by zero
     excess = torch.where(outside, excess, h2)
     return torch.where(outside, excess.sqrt() * torch.exp(-h2 / excess), 0.0)
-
-
-def _pulled_back(decoder: Decoder, z: Tensor) -> Tensor:
-    """The decoder's Fisher-Rao metric at z, detached."""
-    rule: list[Information] = []
-
-    def coordinates(z: Tensor) -> tuple[Tensor]:
-        rule[:] = [fisher(decode(observed(decoder), z))]
-        return (rule[0].eta,)
-
-    (eta,), (tangents,) = pushforward(coordinates, z)
-    return rule[0].gram(eta, tangents, z.ndim - 1).detach()
 
 
 def _closing_slope(support: Support, c: Tensor, M: Tensor) -> Tensor:

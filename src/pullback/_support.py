@@ -44,8 +44,7 @@ class Support(nn.Module):
 
     def __init__(self, centers: Float[Tensor, "k d"], *, scale: Tensor, edge: Tensor, spread: Tensor):
         super().__init__()
-        # |z - c|² = |z|² - (2 z·c - |c|²) needs one matrix product and no (n, k, d) tensor. Measured from the centres' mean,
-        # it loses no digits when the cloud lies far from the origin.
+        # Measured from the centres' mean, |z|² - (2 z·c - |c|²) loses no digits when the cloud lies far from the origin.
         self.register_buffer("origin", centers.mean(0))
         self.register_buffer("offsets", centers - centers.mean(0))
         self.register_buffer("scale", scale)
@@ -93,12 +92,22 @@ class Support(nn.Module):
 
         The smooth minimum may be negative between close centres; only its differences and its level sets matter.
         """
-        z = z - self.origin
-        square, h2 = z.square().sum(-1), self.scale.square()
-        scores = nn.functional.linear(z, 2 / h2 * self.offsets, -self.offsets.square().sum(-1) / h2)
         if not smooth:
-            return (square - h2 * scores.amax(-1)).clamp_min(0)
+            return self.squared_distances(z).amin(-1)
+        h2 = self.scale.square()
+        square, scores = self._expanded(z, 1 / h2)
         return square - h2 * _logsumexp(scores)
+
+    def squared_distances(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch k"]:
+        """The squared distance to each centre."""
+        square, scores = self._expanded(z, 1.0)
+        return (square[..., None] - scores).clamp_min(0)
+
+    def _expanded(self, z: Tensor, factor: Tensor | float) -> tuple[Tensor, Tensor]:
+        """|z|² and factor (2 z·c - |c|²): one matrix product instead of a tensor of differences (*batch, k, d)."""
+        z = z - self.origin
+        scores = nn.functional.linear(z, 2 * factor * self.offsets, -factor * self.offsets.square().sum(-1))
+        return z.square().sum(-1), scores
 
     @property
     def border(self) -> Tensor:

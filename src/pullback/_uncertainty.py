@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from pullback._families.composite import fixed_base
 from pullback._product import Product
+from pullback._von_mises_fisher import VonMisesFisher
 
 
 @singledispatch
@@ -81,6 +83,7 @@ _SAME = _Parameter(_keep)
 _FIXED = _Parameter(_keep, lambda a, b, s: a)  # a constant of the model, such as a number of trials
 _WIDE, _SLOW, _FLAT, _FAINT, _EVEN = _times(10.0), _times(1e-3), _constant(1.0), _constant(0.1), _constant(0.5)
 _UNIFORM = _Parameter(lambda x: x.new_tensor(1 / x.shape[-1]).expand_as(x))
+_DIRECTION = _Parameter(_keep, _mixed_direction)
 _TENFOLD_ODDS = _Parameter(lambda x: x + torch.log(x.new_tensor(10.0)), _log_mixed_exp)
 
 _FAMILIES: dict[Callable[..., Distribution], Mapping[str, _Parameter]] = {
@@ -112,6 +115,7 @@ _FAMILIES: dict[Callable[..., Distribution], Mapping[str, _Parameter]] = {
     distributions.OneHotCategorical: {"probs": _UNIFORM},
     distributions.Multinomial: {"total_count": _FIXED, "probs": _UNIFORM},
     distributions.VonMises: {"loc": _SAME, "concentration": _FAINT},
+    VonMisesFisher: {"loc": _DIRECTION, "concentration": _FAINT},
     distributions.MultivariateNormal: {"loc": _SAME, "scale_tril": _WIDE},
     distributions.LowRankMultivariateNormal: {"loc": _SAME, "cov_factor": _WIDE, "cov_diag": _times(100.0)},
 }
@@ -166,3 +170,28 @@ def _(p: Product) -> Distribution:
 def _(p: Product, q: Product, s: Tensor) -> Distribution:
     pairs = zip(p.components, q.components, strict=True)
     return Product(*[blend(a, b, _unsqueezed(s, len(p.features(a)))) for a, b in pairs])
+
+
+@most_uncertain.register
+def _(p: distributions.TransformedDistribution) -> Distribution:
+    return distributions.TransformedDistribution(most_uncertain(fixed_base(p)), p.transforms)
+
+
+@blend.register
+def _(p: distributions.TransformedDistribution, q: distributions.TransformedDistribution, s: Tensor) -> Distribution:
+    base = fixed_base(p, q)
+    s = _unsqueezed(s, len(base.batch_shape) - len(p.batch_shape))
+    return distributions.TransformedDistribution(blend(base, q.base_dist, s), p.transforms)
+
+
+@most_uncertain.register
+def _(p: distributions.MixtureSameFamily) -> Distribution:
+    weights: Any = most_uncertain(p.mixture_distribution)
+    return distributions.MixtureSameFamily(weights, most_uncertain(p.component_distribution))
+
+
+@blend.register
+def _(p: distributions.MixtureSameFamily, q: distributions.MixtureSameFamily, s: Tensor) -> Distribution:
+    weights: Any = blend(p.mixture_distribution, q.mixture_distribution, s)
+    components = blend(p.component_distribution, q.component_distribution, s[..., None])
+    return distributions.MixtureSameFamily(weights, components)
