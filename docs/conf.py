@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from sphinx.util import inspect as sphinx_inspect
+
 import pullback
 
 project = "pullback"
@@ -13,6 +17,7 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
 exclude_patterns = ["_build", "jupyter_execute"]
@@ -23,10 +28,11 @@ html_css_files = ["custom.css"]
 
 # Every snippet is run at every build, and one that raises or warns fails the build.
 nb_execution_mode = "force"
-nb_execution_timeout = 120
+nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_render_markdown_format = "myst"
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
@@ -36,5 +42,19 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-python_maximum_signature_line_length = 80
+python_maximum_signature_line_length = 110
 add_module_names = False
+
+# An open function is one entry, not one for each of its rules.
+sphinx_inspect.is_singledispatch_function = lambda obj: False
+
+
+def _code_fences(app, what, name, obj, options, lines):
+    """Docstrings may show code in Markdown's fences; Sphinx reads reStructuredText."""
+    text = "\n".join(lines)
+    indented = lambda match: "\n.. code-block:: python\n\n" + re.sub(r"^", "    ", match[1], flags=re.MULTILINE) + "\n"
+    lines[:] = re.sub(r"^```python\n(.*?)^```$", indented, text, flags=re.DOTALL | re.MULTILINE).split("\n")
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", _code_fences)

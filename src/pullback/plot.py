@@ -60,7 +60,7 @@ def latent(
     - `clip`: the share of pixels at each end of the colour scale that saturates, so that a few extreme values do not
       flatten the rest. Pixels that are not finite (a singular metric has log-volume :math:`-\infty`) stay grey.
     """
-    ax = ax or plt.subplots(layout="constrained")[1]
+    ax = ax or plt.subplots(layout="compressed")[1]
     bounds = bounds or _extent(codes)
     like = codes if codes is not None else torch.zeros(0, 2, dtype=torch.float64)
     values = _evaluate(_background(metric, background), _grid(bounds, resolution, like))
@@ -69,7 +69,7 @@ def latent(
     image = ax.imshow(values.numpy(), extent=bounds, origin="lower", cmap=colors, vmin=low, vmax=high, aspect="equal")
     bar = None
     if colorbar:
-        bar = ax.figure.colorbar(image, ax=ax, extend=_extend(values, low, high), shrink=0.85)
+        bar = ax.figure.colorbar(image, ax=ax, extend=_extend(values, low, high), pad=0.02)
         bar.set_label(_label(background))
     return LatentPlot(image, None if codes is None else _scatter(codes, ax), bar)
 
@@ -83,7 +83,7 @@ def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style
       `num_points` of its points.
     - `style`: passed to `matplotlib.axes.Axes.plot`.
     """
-    ax = ax or plt.subplots(layout="constrained")[1]
+    ax = ax or plt.subplots(layout="compressed")[1]
     points = _points(curves, num_points).detach().cpu()
     if points.ndim < 2 or points.shape[-1] != 2:
         raise ValueError(f"paths draws curves of shape (*batch, n, 2), not {tuple(points.shape)}; project them first.")

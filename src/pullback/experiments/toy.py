@@ -13,6 +13,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Beta, Dirichlet, Distribution, Exponential, Normal
@@ -54,7 +55,8 @@ class Settings:
     noise: float = 0.1
     num_centers: int = 70
     codes_seed: int = 0
-    resolution: int = 300
+    resolution: int = 200
+    span: float = 8.0  # nats of log-volume that the colours cover, at most
 
 
 class LinearDecoder(nn.Module):
@@ -100,17 +102,31 @@ def run(out: Path, settings: Settings = PAPER) -> list[Path]:
     figure = draw(settings)
     files = [out / "toy.png", out / "toy.pdf"]
     for file in files:
-        figure.savefig(file, dpi=150)
+        figure.savefig(file, dpi=120, bbox_inches="tight")
     plt.close(figure)
     return files
 
 
 def draw(settings: Settings = PAPER) -> Figure:
     """The five latent spaces side by side: log-volume of the pulled-back Fisher-Rao metric, and the codes."""
-    figure, axes = plt.subplots(1, len(FAMILIES), figsize=(16, 3.7), sharey=True, layout="constrained")
-    for ax, (name, family) in zip(axes, tqdm(FAMILIES.items(), desc="toy latent spaces"), strict=True):
-        decoder, codes = problem(name, settings)
-        plot.latent(pb.FisherRaoMetric(decoder), codes, bounds=(-5, 5, -5, 5), resolution=settings.resolution, ax=ax)
-        ax.set(title=family.title, xlabel="$z_1$")
+    figure, axes = plt.subplots(1, len(FAMILIES), figsize=(14, 3), sharey=True, layout="compressed")
+    for ax, name in zip(axes, tqdm(FAMILIES, desc="toy latent spaces"), strict=True):
+        _draw_family(ax, name, settings)
     axes[0].set_ylabel("$z_2$")
+    figure.supxlabel(
+        "colour: log-volume of the metric; grey: the metric is singular", y=-0.06, fontsize="medium", color="0.3"
+    )
     return figure
+
+
+def _draw_family(ax: Axes, name: str, settings: Settings) -> None:
+    decoder, codes = problem(name, settings)
+    side = settings.radius + 1.7
+    drawn = plot.latent(
+        pb.FisherRaoMetric(decoder), codes, bounds=(-side, side, -side, side), resolution=settings.resolution, ax=ax
+    )
+    low, high = drawn.image.get_clim()
+    drawn.image.set_clim(max(low, high - settings.span), high)
+    if drawn.colorbar is not None:
+        drawn.colorbar.set_label("")
+    ax.set(title=FAMILIES[name].title, xlabel="$z_1$", xticks=[-3, 0, 3], yticks=[-3, 0, 3])
