@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from scipy.sparse import csgraph
+from scipy.spatial import KDTree
 from torch import Tensor
 
 from pullback._metric.base import Metric
-from pullback._solver.graph import Graph, break_ties, check_codes, edge_lengths, neighbor_search, symmetric
+from pullback._solver.graph import Graph, break_ties, check_codes, edge_lengths, nearest, symmetric
 
 _SUBSTEPS = 4  # sub-steps of a typical edge
 
@@ -69,7 +70,7 @@ def _sample(codes: Tensor, max_nodes: int, random_state: int) -> Tensor:
 def _neighbors(positions: np.ndarray, num_neighbors: int) -> np.ndarray:
     """Edges ``(2, E)``, each once, between every position and its nearest others."""
     k = min(num_neighbors + 1, len(positions))
-    near = neighbor_search(positions).kneighbors(positions, n_neighbors=k)[1][:, 1:]
+    near = nearest(KDTree(positions), positions, k)[1][:, 1:]
     pairs = np.stack([np.repeat(np.arange(len(positions)), k - 1), near.ravel()])
     return np.unique(np.sort(pairs, axis=0), axis=1)
 
@@ -90,6 +91,6 @@ def _connect(positions: np.ndarray, edges: np.ndarray) -> np.ndarray:
 def _nearest_outside(positions: np.ndarray, inside: np.ndarray) -> tuple[int, int]:
     """The shortest pair of a position inside and one outside."""
     mine, others = np.flatnonzero(inside), np.flatnonzero(~inside)
-    distance, nearest = neighbor_search(positions[others]).kneighbors(positions[mine], n_neighbors=1)
+    distance, number = nearest(KDTree(positions[others]), positions[mine], 1)
     best = distance.argmin()
-    return int(mine[best]), int(others[nearest[best, 0]])
+    return int(mine[best]), int(others[number[best, 0]])

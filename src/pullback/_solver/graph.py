@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from scipy import sparse
-from sklearn.neighbors import NearestNeighbors
+from scipy.spatial import KDTree
 from torch import Tensor
 
 from pullback._curve import Polyline, equal_spacing
@@ -138,12 +138,12 @@ class Graph(abc.ABC):
         return z.detach().reshape(-1, z.shape[-1])
 
     @functools.cached_property
-    def _reachable(self) -> tuple[NearestNeighbors, np.ndarray]:
+    def _reachable(self) -> tuple[KDTree, np.ndarray]:
         """The nodes that have edges, to be searched by position, and their numbers."""
         linked = np.unique(self.weights.nonzero()[0])
         if not len(linked):
             raise ValueError("No edge of the graph could be measured: the decoder returns NaN at all of its nodes.")
-        return neighbor_search(self.nodes.cpu().double().numpy()[linked]), linked
+        return KDTree(self.nodes.cpu().double().numpy()[linked]), linked
 
     def _routes(self, a: Tensor, b: Tensor) -> Iterator[tuple[np.ndarray, Routes]]:
         """Shortest routes, for a few of the pairs with finite ends at a time."""
@@ -159,9 +159,8 @@ class Graph(abc.ABC):
 
     def _link(self, ends: Tensor) -> Links:
         """Joins end points to their nearest nodes."""
-        search, linked = self._reachable
-        k = min(self.num_links, len(linked))
-        _, near = search.kneighbors(ends.cpu().double().numpy(), n_neighbors=k)
+        tree, linked = self._reachable
+        _, near = nearest(tree, ends.cpu().double().numpy(), min(self.num_links, len(linked)))
         nodes = linked[near]
         begin = ends[:, None].expand(-1, nodes.shape[1], -1)
         lengths = edge_lengths(self.metric, begin, self.nodes.to(ends)[nodes], self.spacing)
@@ -187,9 +186,10 @@ def check_codes(codes: Tensor) -> Tensor:
     return codes
 
 
-def neighbor_search(positions: np.ndarray) -> NearestNeighbors:
-    """A search by position. Of the algorithms the tree alone answers each query as if it came by itself, to the last bit."""
-    return NearestNeighbors(algorithm="kd_tree").fit(positions)
+def nearest(tree: KDTree, positions: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Distances to the k nearest neighbours in a tree, and their numbers, each of shape ``(len(positions), k)``."""
+    distance, number = tree.query(positions, k=k)
+    return np.reshape(distance, (-1, k)), np.reshape(number, (-1, k))
 
 
 def symmetric(row: np.ndarray, column: np.ndarray, weight: np.ndarray, n: int) -> sparse.csr_array:
