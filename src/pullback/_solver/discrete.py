@@ -37,6 +37,7 @@ class Expansion:
     gradient: Tensor  # (B, n, d)
     diagonal: Tensor  # (B, n, d, d)
     upper: Tensor  # (B, n - 1, d, d)
+    curvature: Tensor  # (B, n, d, d): what the exact Hessian adds to the diagonal; zero where it was not asked for
 
 
 @dataclass
@@ -126,9 +127,10 @@ class DiscreteEnergy:
         gradient = T * _paired(inner, [x[..., None, :] for x in bends])[..., 0]
         diagonal = 2 * T * _paired(inner, inner)
         upper = -T * _paired([J[:, :-1] for J in inner], [J[:, 1:] for J in inner])
+        curvature = torch.zeros_like(diagonal)
         if exact.any():
-            diagonal[exact] += T * self._curvature(nodes[exact], [x[exact] for x in bends])
-        return Expansion(energy, gradient, diagonal, upper)
+            curvature[exact] = T * self._curvature(nodes[exact], [x[exact] for x in bends])
+        return Expansion(energy, gradient, diagonal, upper, curvature)
 
     def _curvature(self, nodes: Tensor, bends: list[Tensor]) -> Tensor:
         """Hessian blocks of ``z -> bend_psi · phi(z) + bend_phi · psi(z)``, which Gauss-Newton leaves out."""
@@ -151,7 +153,8 @@ class DiscreteEnergy:
             (gradient,) = torch.autograd.grad(energy.sum(), free)
         M = self.metric.tensor(nodes)
         G = M[:, :-1] + M[:, 1:]
-        return Expansion(energy.detach(), gradient[:, 1:-1], T * (G[:, :-1] + G[:, 1:]), -T * G[:, 1:-1])
+        diagonal = T * (G[:, :-1] + G[:, 1:])
+        return Expansion(energy.detach(), gradient[:, 1:-1], diagonal, -T * G[:, 1:-1], torch.zeros_like(diagonal))
 
 
 def _paired(left: list[Tensor], right: list[Tensor]) -> Tensor:

@@ -26,8 +26,11 @@ from pullback._decoder import unvalidated
 from pullback._metric.base import Metric
 from pullback._solver.base import Solution, Solver, Status
 from pullback._solver.discrete import DiscreteEnergy
-from pullback._solver.newton import Minimizer
+from pullback._solver.newton import Descent, Minimizer
 from pullback._solver.rows import concatenate, take
+
+_COARSE_STEPS = 15  # on all levels but the finest: a curve that takes longer is better off with more segments
+_SIGHT = 1.3  # a level whose chords see less energy than this share of what finer ones see is left out
 
 
 @dataclass(frozen=True)
@@ -79,15 +82,15 @@ def _refinement(num_segments: int, factor: int, dtype: torch.dtype, device: torc
 
 @dataclass
 class Paths:
-    """Curves at one level, with the best measurement of each path so far; one entry a curve in every field."""
+    """Curves at one level, with the best path of each so far and its measurement; one entry a curve in every field."""
 
     index: Tensor
     nodes: Tensor  # (B, T + 1, d)
+    best: Tensor  # (B, N + 1, d), N a multiple of T
     damping: Tensor
     energy: Tensor
     length: Tensor
-    error: Tensor
-    solved: Tensor  # whether the path has been through a level, so that its energy may be compared with the next
+    error: Tensor  # infinite before two levels have been compared
     status: Tensor
     strict: Tensor
     num_steps: Tensor  # on this level
@@ -98,15 +101,18 @@ class GaussNewton(Solver):
     """Damped Gauss-Newton with a switch to Newton, coarse to fine, with adaptive resolution (the default).
 
     Args:
-        rtol: relative error aimed at for the length.
+        rtol: relative error aimed at for the length; refinement goes on until the estimate of the error falls below it.
+        accept: relative error at which a path still counts as converged where `rtol` is out of reach, because the decoder
+            has kinks (rectified units, the nearest of several centres) and refinement no longer pays.
         max_steps: steps of one curve on one level.
         min_segments: segments of the coarsest level; a power of two.
-        max_segments: segments of the finest level, at which a curve that still changes is called unresolved.
+        max_segments: segments of the finest level.
         chunk_bytes: memory for the decoded points held at a time; results do not depend on it.
     """
 
     rtol: float = 1e-6
-    max_steps: int = 100
+    accept: float = 1e-2
+    max_steps: int = 50
     min_segments: int = 8
     max_segments: int = 1024
     chunk_bytes: int = 2**25
@@ -125,54 +131,73 @@ class GaussNewton(Solver):
 
     def _start(self, discrete: DiscreteEnergy, nodes: Tensor) -> tuple[dict[int, list[Paths]], list[Paths]]:
         """Sends each start path to the coarsest level whose chords see what finer ones see; bad ones are done at once."""
-        paths, waiting, done = _new_paths(nodes), {}, []
+        num_segments = min(256, self.max_segments) if nodes.shape[1] > 2 else 4 * self.min_segments
+        paths = _new_paths(Polyline(nodes).resample(num_segments + 1))
+        chords = discrete.chords(Polyline(nodes).resample(4 * num_segments + 1), 4 * num_segments // self.min_segments)
+        energies = torch.stack([c.shape[1] * c.sum(-1) for c in chords])
+        paths.energy, paths.length = energies[-1], chords[-1].clamp_min(0).sqrt().sum(-1)
         ends = discrete.chords(nodes[:, [0, -1]])[0][:, 0]
+        finite = torch.isfinite(paths.energy)
+        paths.status[~finite] = Status.NOT_FINITE
         paths.status[~torch.isfinite(ends)] = Status.BAD_END_POINT
-        level = self.min_segments
-        while paths.index.numel():
-            fine = Polyline(paths.nodes).resample(4 * level + 1)
-            coarse, _, dense = (m * c.sum(-1) for m, c in zip((1, 2, 4), discrete.chords(fine, 4), strict=True))
-            paths.energy = level * dense
-            bad = ~torch.isfinite(dense)
-            paths.status[bad & (paths.status == Status.UNRESOLVED)] = Status.NOT_FINITE
-            here = bad | (dense <= 1.3 * coarse) | (level >= self.max_segments // 2)
-            group = take(paths, here)
-            group.nodes = fine[here][:, ::4]
-            done.append(take(group, bad[here]))
-            waiting[level] = [take(group, ~bad[here])]
-            paths, level = take(paths, ~here), 2 * level
-        return {k: v for k, v in waiting.items() if v[0].index.numel()}, done
+
+        blind = energies[:-2] < paths.energy / _SIGHT
+        skipped = (blind.flip(0).cummax(0).values).sum(0)  # levels up to and including the last that is blind
+        waiting = {}
+        for k in skipped[finite].unique().tolist():
+            level = self.min_segments * 2**k
+            group = take(paths, finite & (skipped == k))
+            group.nodes = group.best[:, :: num_segments // level]
+            waiting[level] = [group]
+        return waiting, [take(paths, ~finite)]
 
     def _level(self, discrete: DiscreteEnergy, paths: Paths) -> tuple[Paths, Paths]:
         """Solves one level; returns the curves that are finished, and the others on the next level."""
-        minimizer = Minimizer(rtol=self.rtol, max_steps=self.max_steps)
-        descent = minimizer.run(discrete, paths.nodes, paths.damping)
+        level = paths.nodes.shape[1] - 1
+        last = 2 * level > self.max_segments
+        max_steps = self.max_steps if last else min(_COARSE_STEPS, self.max_steps)
+        descent = Minimizer(rtol=self.rtol, max_steps=max_steps).run(discrete, paths.nodes, paths.damping)
         found = measure(discrete, descent.nodes)
-        worse = ~(found.energy <= paths.energy * (1 + 1e-3))
-        change = (found.energy - paths.energy).abs() / (
-            15 * paths.energy.clamp_min(torch.finfo(found.energy.dtype).tiny)
-        )
-        error = 0.5 * (
-            found.error + torch.where(paths.solved, change, torch.inf)
-        )  # of the length, half that of the energy
-        resolved = ~worse & (error <= self.rtol)
-        last = 2 * (paths.nodes.shape[1] - 1) > self.max_segments
-        new = Paths(
-            index=paths.index,
-            nodes=torch.where(worse[:, None, None], paths.nodes, descent.nodes),
-            damping=descent.damping,
-            energy=torch.where(worse, paths.energy, found.energy),
-            length=torch.where(worse, paths.length, found.length),
-            error=torch.where(worse, paths.error, error),
-            solved=paths.solved | ~worse,
-            status=torch.where(resolved | (descent.status != Status.CONVERGED), descent.status, Status.UNRESOLVED),
-            strict=descent.exact,
-            num_steps=descent.num_steps,
-        )
-        finished = resolved & (descent.status == Status.CONVERGED) | last
+        new = _better(paths, descent, found)
+        usable = (descent.status == Status.CONVERGED) | (descent.status == Status.STALLED) | last
+        slow = (new.error <= self.accept) & (new.error > paths.error / 3)
+        finished = (usable & ((new.error <= self.rtol) | slow)) | last
+        good = usable & (new.error <= self.accept)
+        new.status = torch.where(good, Status.CONVERGED, torch.where(usable, Status.UNRESOLVED, descent.status))
         rest = take(new, ~finished)
-        rest.nodes = refine(rest.nodes, 2)
+        rest.nodes = _resample(rest.best, 2 * level)
         return take(new, finished), rest
+
+
+def _better(paths: Paths, descent: Descent, found: Measurement) -> Paths:
+    """The path a level found, or the one it started from where that has less energy."""
+    worse = ~(found.energy <= paths.energy * (1 + 1e-4))
+    scale = paths.energy.clamp_min(torch.finfo(found.energy.dtype).tiny)
+    change = (found.energy - paths.energy).abs() / scale
+    change = torch.where(worse, change, change / 15)  # minima of order four differ by fifteen times what the finer lacks
+    change = torch.where(paths.error.isnan(), torch.inf, change.nan_to_num(torch.inf))
+    left = torch.where(descent.status == Status.MAX_STEPS, 10 * descent.predicted / scale, 0.0)
+    error = 0.5 * (found.error + change + left)  # of the length, half that of the energy
+    width = max(paths.best.shape[1], descent.nodes.shape[1]) - 1
+    kept, new = _resample(paths.best, width), _resample(descent.nodes, width)
+    return Paths(
+        index=paths.index,
+        nodes=descent.nodes,
+        best=torch.where(worse[:, None, None], kept, new),
+        damping=descent.damping,
+        energy=torch.where(worse, paths.energy, found.energy),
+        length=torch.where(worse, paths.length, found.length),
+        error=error,
+        status=descent.status,
+        strict=descent.exact & ~worse,
+        num_steps=descent.num_steps,
+    )
+
+
+def _resample(nodes: Tensor, num_segments: int) -> Tensor:
+    """Nodes on `num_segments` segments, a multiple or a divisor of the present number."""
+    present = nodes.shape[1] - 1
+    return nodes[:, :: present // num_segments] if num_segments < present else refine(nodes, num_segments // present)
 
 
 def _new_paths(nodes: Tensor) -> Paths:
@@ -181,11 +206,11 @@ def _new_paths(nodes: Tensor) -> Paths:
     return Paths(
         index=index,
         nodes=nodes,
+        best=nodes,
         damping=torch.full_like(unknown, 0.1),
         energy=unknown,
         length=unknown,
         error=unknown,
-        solved=torch.zeros_like(index, dtype=torch.bool),
         status=torch.full_like(index, Status.UNRESOLVED),
         strict=torch.zeros_like(index, dtype=torch.bool),
         num_steps=torch.zeros_like(index),
@@ -195,10 +220,10 @@ def _new_paths(nodes: Tensor) -> Paths:
 def _assemble(done: list[Paths], discrete: DiscreteEnergy) -> Solution:
     """All curves in their order, on the nodes of the finest among them."""
     levels = [paths.nodes.shape[1] - 1 for paths in done]
-    finest = max(levels)
+    finest = max(paths.best.shape[1] - 1 for paths in done)
     num_segments = torch.cat([torch.full_like(paths.index, level) for paths, level in zip(done, levels, strict=True)])
-    for paths, level in zip(done, levels, strict=True):
-        paths.nodes = refine(paths.nodes, finest // level)
+    for paths in done:
+        paths.nodes = paths.best = _resample(paths.best, finest)
     paths = concatenate(done)
     order = paths.index.argsort()
     paths = take(paths, order)

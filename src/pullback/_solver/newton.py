@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from pullback._solver.base import Status
 from pullback._solver.discrete import DiscreteEnergy, Expansion
 from pullback._solver.rows import put, take
 from pullback._solver.tridiagonal import solve_tridiagonal
+
+_PATIENCE = 6  # rejected steps in a row after which a curve is called stalled; the damping has then grown by 2^27
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Descent:
             growth=full(damping, 4.0),
             predicted=full(damping, torch.inf),
             exact=off,
-            barred=off,
+            barred=off.clone(),
             status=full(batch, Status.MAX_STEPS),
             num_steps=torch.zeros_like(batch),
         )
@@ -65,9 +67,10 @@ class Minimizer:
     def run(self, discrete: DiscreteEnergy, nodes: Tensor, damping: Tensor) -> Descent:
         """Descends from ``nodes``; returns all curves in their order, each with a `Status`."""
         result = Descent.start(nodes, damping)
-        curves, model = result, discrete.expand(nodes, result.exact)
+        model = discrete.expand(nodes, result.exact)
         result.energy = model.energy.clone()
-        curves, model = self._retire(result, curves, model, ~torch.isfinite(model.energy), Status.NOT_FINITE)
+        curves = take(result, result.index)
+        curves, model = _retire(result, curves, model, ~torch.isfinite(model.energy), Status.NOT_FINITE)
         for _ in range(self.max_steps):
             if curves.index.numel() == 0:
                 break
@@ -78,66 +81,76 @@ class Minimizer:
     def _step(
         self, discrete: DiscreteEnergy, result: Descent, curves: Descent, model: Expansion
     ) -> tuple[Descent, Expansion]:
-        step, predicted, positive = self._solve(curves, model)
+        """One step of every curve. The trial is expanded at once: most are accepted, and then the next step needs it."""
+        step, predicted, positive = _solve(curves, model)
         trial = curves.nodes + torch.nn.functional.pad(step, (0, 0, 1, 1))
-        energy = discrete.energy(trial)
-        noise = 64 * torch.finfo(energy.dtype).eps * model.energy
+        near = positive & (predicted < self.exact_below * model.energy) & ~curves.barred
+        ahead = discrete.expand(trial, near)
+        noise = 64 * torch.finfo(trial.dtype).eps * model.energy
         flat = positive & (predicted <= noise)
-        gain = (model.energy - energy) / predicted
-        accepted = positive & torch.where(flat, energy <= model.energy + noise, gain > 1e-3)
+        gain = (model.energy - ahead.energy) / predicted
+        accepted = positive & torch.where(flat, ahead.energy <= model.energy + noise, gain > 1e-3)
 
         rate = torch.where(curves.predicted.isinf(), 1.0, (predicted / curves.predicted).clamp_max(1.0))
-        converged = flat | (accepted & (curves.damping <= 1.0) & (predicted * rate <= self.rtol * energy))
-        fresh = self._update(curves, accepted, positive, gain, predicted, model.energy)
-        curves.nodes = torch.where(accepted[:, None, None], trial, curves.nodes)
-        curves.energy = model.energy = torch.where(accepted, energy, model.energy)
-        stalled = (curves.damping > 1e12) & ~converged
-        done = converged | stalled
-        fresh = (fresh & ~done).nonzero()[:, 0]
-        if fresh.numel():
-            put(model, fresh, discrete.expand(curves.nodes[fresh], curves.exact[fresh]))
+        light = curves.damping <= 1.0
+        converged = flat | (accepted & light & (predicted * rate <= self.rtol * ahead.energy))
+        curves = _moved(curves, trial, ahead.energy, accepted, predicted, near)
+        _adapt(curves, accepted, positive, gain)
+        chosen = accepted.nonzero()[:, 0]
+        put(model, chosen, take(ahead, chosen))
+        stalled = (curves.growth > 4.0 * 2**_PATIENCE) & ~converged
         status = torch.where(converged, Status.CONVERGED, Status.STALLED)
-        return self._retire(result, curves, model, done, status)
+        return _retire(result, curves, model, converged | stalled, status)
 
-    def _solve(self, curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
-        """The damped step, the decrease the model predicts for it, and whether the damped Hessian is positive definite."""
-        num_segments = curves.nodes.shape[1] - 1
-        scale = model.diagonal.diagonal(dim1=-2, dim2=-1).abs()
-        scale = (scale + 1e-3 * scale.mean((-2, -1), keepdim=True)) / num_segments**2
-        damped = curves.damping[:, None, None] * scale
-        step, positive = solve_tridiagonal(model.diagonal + torch.diag_embed(damped), model.upper, -model.gradient)
-        predicted = 0.5 * (damped * step * step - model.gradient * step).sum((1, 2))
-        positive = positive & torch.isfinite(predicted)
-        return torch.where(positive[:, None, None], step, 0.0), predicted, positive
 
-    def _update(
-        self, curves: Descent, accepted: Tensor, positive: Tensor, gain: Tensor, predicted: Tensor, energy: Tensor
-    ) -> Tensor:
-        """New damping and kind of Hessian; returns which curves need a new expansion.
+def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
+    """The damped step, the decrease the model predicts for it, and whether the damped Hessian is positive definite."""
+    num_segments = curves.nodes.shape[1] - 1
+    scale = model.diagonal.diagonal(dim1=-2, dim2=-1).abs()
+    scale = (scale + 1e-3 * scale.mean((-2, -1), keepdim=True)) / num_segments**2
+    damped = curves.damping[:, None, None] * scale
+    exact = (curves.exact & ~curves.barred)[:, None, None, None]
+    hessian = model.diagonal + torch.diag_embed(damped) + torch.where(exact, model.curvature, 0.0)
+    step, positive = solve_tridiagonal(hessian, model.upper, -model.gradient)
+    predicted = 0.5 * (damped * step * step - model.gradient * step).sum((1, 2))
+    positive = positive & torch.isfinite(predicted)
+    return torch.where(positive[:, None, None], step, 0.0), predicted, positive
 
-        An exact Hessian that is not positive definite costs no damping: the curve goes back to Gauss-Newton until it moves.
-        """
-        saddle = ~positive & curves.exact
-        shrink = (1 - (2 * gain - 1) ** 3).clamp(0.1, 1.0)
-        raised = torch.where(saddle, curves.damping, (curves.damping * curves.growth).clamp_min(1e-3))
-        curves.damping = torch.where(accepted, (curves.damping * shrink).clamp_min(1e-10), raised)
-        curves.growth = torch.where(accepted, 4.0, curves.growth * 2)
-        curves.barred = saddle | (curves.barred & ~accepted)
-        near = accepted & (predicted < self.exact_below * energy)
-        exact = (near | (curves.exact & ~accepted)) & ~curves.barred
-        fresh = accepted | (exact != curves.exact)
-        curves.exact = exact
-        curves.predicted = torch.where(accepted, predicted, curves.predicted)
-        curves.num_steps = curves.num_steps + 1
-        return fresh
 
-    def _retire(
-        self, result: Descent, curves: Descent, model: Expansion, done: Tensor, status: Status | Tensor
-    ) -> tuple[Descent, Expansion]:
-        """Takes the curves that are `done` out of the batch and writes them to the result."""
-        if not done.any():
-            return curves, model
-        curves.status = torch.where(done, status, curves.status)
-        chosen = take(curves, done)
-        put(result, chosen.index, chosen)
-        return take(curves, ~done), take(model, ~done)
+def _moved(
+    curves: Descent, trial: Tensor, energy: Tensor, accepted: Tensor, predicted: Tensor, near: Tensor
+) -> Descent:
+    """The curves after their step, where it was accepted."""
+    return replace(
+        curves,
+        nodes=torch.where(accepted[:, None, None], trial, curves.nodes),
+        energy=torch.where(accepted, energy, curves.energy),
+        predicted=torch.where(accepted, predicted, curves.predicted),
+        exact=torch.where(accepted, near, curves.exact),
+        num_steps=curves.num_steps + 1,
+    )
+
+
+def _adapt(curves: Descent, accepted: Tensor, positive: Tensor, gain: Tensor) -> None:
+    """Nielsen's rule for the damping.
+
+    An exact Hessian that is not positive definite costs no damping: the curve goes back to Gauss-Newton until it has moved.
+    """
+    saddle = ~positive & curves.exact & ~curves.barred
+    shrink = (1 - (2 * gain - 1) ** 3).clamp(0.1, 1.0)
+    raised = torch.where(saddle, curves.damping, (curves.damping * curves.growth).clamp_min(1e-3))
+    curves.damping = torch.where(accepted, (curves.damping * shrink).clamp_min(1e-10), raised)
+    curves.growth = torch.where(accepted, 4.0, torch.where(saddle, curves.growth, curves.growth * 2))
+    curves.barred = saddle | (curves.barred & ~accepted)
+
+
+def _retire(
+    result: Descent, curves: Descent, model: Expansion, done: Tensor, status: Status | Tensor
+) -> tuple[Descent, Expansion]:
+    """Takes the curves that are `done` out of the batch and writes them to the result."""
+    if not done.any():
+        return curves, model
+    curves.status = torch.where(done, status, curves.status)
+    chosen = take(curves, done)
+    put(result, chosen.index, chosen)
+    return take(curves, ~done), take(model, ~done)
