@@ -49,11 +49,14 @@ add_module_names = False
 sphinx_inspect.is_singledispatch_function = lambda obj: False
 
 
+def _code_block(match):
+    return "\n.. code-block:: python\n\n" + re.sub(r"^", "    ", match[1], flags=re.MULTILINE) + "\n"
+
+
 def _code_fences(app, what, name, obj, options, lines):
     """Docstrings may show code in Markdown's fences; Sphinx reads reStructuredText."""
-    text = "\n".join(lines)
-    indented = lambda match: "\n.. code-block:: python\n\n" + re.sub(r"^", "    ", match[1], flags=re.MULTILINE) + "\n"
-    lines[:] = re.sub(r"^```python\n(.*?)^```$", indented, text, flags=re.DOTALL | re.MULTILINE).split("\n")
+    fence = re.compile(r"^```python\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+    lines[:] = fence.sub(_code_block, "\n".join(lines)).split("\n")
 
 
 def setup(app):
