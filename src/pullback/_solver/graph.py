@@ -65,7 +65,7 @@ class Graph(abc.ABC):
         """Builds the graph over the region that the codes occupy."""
 
     def distances(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
-        """Lengths of the shortest paths in the graph: upper bounds of the distances, up to the rounding off of corners.
+        """Lengths of the shortest paths in the graph, measured in sub-steps: upper bounds of the distances, to their resolution.
 
         ``inf`` where no path exists (an end point decodes to NaN), NaN where an end point is not finite.
         """

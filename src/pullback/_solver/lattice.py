@@ -4,9 +4,10 @@ Paths on a grid can only run along its edges. With edges to a stencil S of neigh
 longer than the straight line by at most :math:`1/r - 1`, with r the radius of the largest ball in the convex hull of the unit
 vectors :math:`s/|s|`. The stencils here keep that below 2 %: 32 neighbours in the plane (1.3 %), 218 in space (1.7 %).
 
-Long edges are measured in sub-steps of about one cell. The points between are shared by many edges: their positions
-modulo the grid take only 8 values in the plane and 38 in space, so that many shifted grids are decoded, once each, instead of
-the interior of every edge. A window of a few rows is kept at a time.
+Edges are measured in sub-steps of about one cell. The points between are shared by many edges: their positions modulo the
+grid take only a few values, so some shifted grids are decoded, once each, instead of the interior of every edge. Edges of as
+many sub-steps are measured in one sweep, which keeps a window of a few rows of its shifted grids: 9 grids in all sweeps in the
+plane, 43 in space.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Lattice(Graph):
             metric: what measures the edges, and later the links to end points.
             codes: latent codes of the data, in 2 or 3 dimensions.
             num_nodes: about how many nodes the grid has, by default 25,600 in the plane and 13,824 in space. A metric with
-                an embedding decodes 8 codes a node in the plane and 38 in space.
+                an embedding decodes 9 codes a node in the plane and 43 in space.
             margin: how far the grid reaches beyond the codes, as a share of their largest extent.
         """
         d = check_codes(codes).shape[1]
@@ -112,20 +113,26 @@ class _Grid:
 
     def edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Both ends of every edge that could be measured, its length, and its Euclidean length."""
-        offsets = stencil(len(self.counts))
-        reach = max(offset[0] for offset in offsets)
-        residues = sorted({residue for offset in offsets for _, residue in _stops(offset)})
-        num_rows = max(1, 8 * MAX_DECODED // (math.prod(self.counts[1:]) * len(residues)))
-        found, window, decoded = [], {}, 0
+        offsets = sorted(stencil(len(self.counts)), key=_num_substeps)
         with unvalidated(), torch.no_grad():
-            for first in tqdm(range(0, self.counts[0], num_rows), desc="lattice", delay=2, leave=False):
-                last = min(self.counts[0], first + num_rows + reach)
-                window = {r: self._extend(window.get(r), num_rows, decoded, last, r) for r in residues}
-                decoded = last
-                found += [self._measure(window, first, min(num_rows, self.counts[0] - first), o) for o in offsets]
+            sweeps = [self._sweep(list(group)) for _, group in itertools.groupby(offsets, key=_num_substeps)]
+        found = itertools.chain.from_iterable(sweeps)
         rows, columns, lengths, euclidean = (np.concatenate(part) for part in zip(*found, strict=True))
         known = np.isfinite(lengths)
         return rows[known], columns[known], lengths[known], euclidean[known]
+
+    def _sweep(self, offsets: list[Offset]) -> list[tuple[np.ndarray, ...]]:
+        """Measures the edges with these offsets, moving a window over the grid that is as high as the offsets reach."""
+        reach = max(offset[0] for offset in offsets)
+        residues = sorted({residue for offset in offsets for _, residue in _stops(offset)})
+        num_rows = max(1, 4 * MAX_DECODED // (math.prod(self.counts[1:]) * len(residues)))
+        found, window, decoded = [], {}, 0
+        for first in tqdm(range(0, self.counts[0], num_rows), desc="lattice", delay=2, leave=False):
+            last = min(self.counts[0], first + num_rows + reach)
+            window = {r: self._extend(window.get(r), num_rows, decoded, last, r) for r in residues}
+            decoded = last
+            found += [self._measure(window, first, min(num_rows, self.counts[0] - first), o) for o in offsets]
+        return found
 
     def _codes(self, first: int, last: int, residue: Residue) -> Tensor:
         """The shifted grid's codes in some rows, shape ``(rows, *counts[1:], d)``."""
@@ -175,8 +182,12 @@ class _Grid:
         )
 
 
+def _num_substeps(offset: Offset) -> int:
+    return max(2, *map(abs, offset))
+
+
 def _stops(offset: Offset) -> list[tuple[Offset, Residue]]:
     """The points between which an edge is measured: whole steps on the grid, and what is left over."""
-    m = max(2, *map(abs, offset))
+    m = _num_substeps(offset)
     points = [[Fraction(k * o, m) for o in offset] for k in range(m + 1)]
     return [(tuple(math.floor(x) for x in point), tuple(x % 1 for x in point)) for point in points]
