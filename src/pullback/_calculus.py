@@ -5,8 +5,9 @@ derivatives of the whole batch. Those are vectorised with `torch.vmap` over the 
 the points instead fails for decoders (torch's distributions branch on values) and is hundreds of times slower.
 
 Some of torch's kernels have no forward-mode derivative. Three routes are tried in turn: forward mode as it is; forward mode
-with plain variants of those kernels (unfused attention, recurrences without oneDNN or cuDNN, `torch.cdist` written out);
-and reverse mode twice, which gives the same derivative for any operation that is twice differentiable.
+with plain variants of those kernels (unfused attention, recurrences without oneDNN or cuDNN); and reverse mode twice, which
+gives the same derivative for any operation that is twice differentiable. A few operations are rewritten throughout, because
+torch differentiates them wrongly (see `pullback._rewrites`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
+
+from pullback._rewrites import Rewritten
 
 Tensors = tuple[Tensor, ...]
 Map = Callable[[Tensor], Tensors]
@@ -49,7 +51,8 @@ def directional(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:
 
 def _forward(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:
     values_and_tangents: Any = torch.vmap(lambda u: torch.func.jvp(f, (z,), (u,)), out_dims=(None, 0))  # pyright: ignore[reportArgumentType]
-    return values_and_tangents(v)
+    with Rewritten():
+        return values_and_tangents(v)
 
 
 def hessian(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
@@ -63,7 +66,7 @@ def hessian(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     except (NotImplementedError, RuntimeError) as error:
         if not _lacks_derivative(error):
             raise
-    with torch.inference_mode(False), torch.enable_grad(), _plain_kernels():
+    with torch.inference_mode(False), torch.enable_grad(), _plain_kernels(), Rewritten():
         x = z if z.requires_grad else z.detach().clone().requires_grad_()
         (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
         rows = [torch.autograd.grad(g, x, e, create_graph=z.requires_grad, retain_graph=True)[0] for e in _basis(z)]
@@ -76,19 +79,6 @@ def _basis(z: Tensor) -> Tensor:
     return torch.eye(d, dtype=z.dtype, device=z.device).reshape(d, *[1] * (z.ndim - 1), d).expand(d, *z.shape)
 
 
-class _Distances(TorchFunctionMode):
-    """Replaces `torch.cdist`, which has neither a forward-mode nor a second derivative, by the norms of differences."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.cdist:
-            return _distances(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "") -> Tensor:
-    return torch.linalg.vector_norm(x1[..., :, None, :] - x2[..., None, :, :], ord=p, dim=-1)
-
-
 @contextlib.contextmanager
 def _plain_kernels() -> Iterator[None]:
     """Variants of torch's kernels that have all derivatives; torch's settings are put back afterwards."""
@@ -96,7 +86,7 @@ def _plain_kernels() -> Iterator[None]:
     torch._C._set_mkldnn_enabled(False)
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False), _Distances():
+        with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
             yield
     finally:
         torch._C._set_mkldnn_enabled(onednn)
@@ -119,7 +109,7 @@ def _lacks_derivative(error: Exception) -> bool:
 
 def _by_two_reverse_sweeps(f: Map, z: Tensor, v: Tensor, cause: Exception) -> tuple[Tensors, Tensors]:
     r"""J v as the derivative in u of uᵀ J v, which is linear in u: reverse mode twice, one tangent at a time."""
-    with torch.inference_mode(False), torch.enable_grad(), _plain_kernels():
+    with torch.inference_mode(False), torch.enable_grad(), _plain_kernels(), Rewritten():
         x = z if z.requires_grad else z.detach().clone().requires_grad_()
         values = f(x)
         duals = [torch.zeros_like(y, requires_grad=True) for y in values]

@@ -42,7 +42,7 @@ def decode(decoder: Decoder, z: Tensor) -> Distribution:
     Raises `DecoderError` if the decoder is random (train mode, dropout, batch normalisation with batch statistics), does
     not return a distribution, or returns one whose batch shape does not start with that of ``z``.
     """
-    _check_codes(z)
+    check_codes(z)
     before = _random_state(z)
     guard = nn_module.register_module_forward_pre_hook(_guard())
     try:
@@ -76,6 +76,18 @@ def unvalidated() -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
+def check_codes(z: Tensor) -> None:
+    """Raises unless ``z`` is a floating-point tensor of shape ``(*batch, d)``."""
+    if not isinstance(z, Tensor):
+        raise TypeError(
+            f"Latent codes must be a torch.Tensor of shape (*batch, d), not {type(z).__name__}. Use torch.as_tensor(z)."
+        )
+    if not z.is_floating_point():
+        raise TypeError(f"Latent codes must be floating point, not {z.dtype}. Use z.double().")
+    if z.ndim == 0:
+        raise ValueError("Latent codes must have shape (*batch, d); got a scalar. Use z.reshape(1) for d = 1.")
+
+
 def check_finite(values: Tensor, z: Tensor, what: str = "parameters") -> None:
     """Raises a `DecoderError` that names the first code at which ``values``, of shape ``(*batch, ...)``, are not finite."""
     if torch.isfinite(values).all():
@@ -87,17 +99,6 @@ def check_finite(values: Tensor, z: Tensor, what: str = "parameters") -> None:
         f"z = {[round(x, 4) for x in first]}. Check the model there: bound its exponentials (softplus instead of exp), "
         "or keep the codes within the region it was trained on."
     )
-
-
-def _check_codes(z: Tensor) -> None:
-    if not isinstance(z, Tensor):
-        raise TypeError(
-            f"Latent codes must be a torch.Tensor of shape (*batch, d), not {type(z).__name__}. Use torch.as_tensor(z)."
-        )
-    if not z.is_floating_point():
-        raise TypeError(f"Latent codes must be floating point, not {z.dtype}. Use z.double().")
-    if z.ndim == 0:
-        raise ValueError("Latent codes must have shape (*batch, d); got a scalar. Use z.reshape(1) for d = 1.")
 
 
 def _check_distribution(p: object, z: Tensor) -> None:

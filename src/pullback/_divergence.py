@@ -135,7 +135,7 @@ def _balanced_excess(log_ratio: Tensor) -> Tensor:
     """``2 (r - 1 - log r) / (1 + r)`` without overflow for large r and without cancellation near 1."""
     small = log_ratio.abs() < 0.5
     near = torch.where(small, log_ratio, 0)
-    far = 2 * torch.tanh(0.5 * log_ratio) - 2 * log_ratio * torch.sigmoid(-log_ratio)
+    far = 2 * (torch.tanh(0.5 * log_ratio) - log_ratio * torch.sigmoid(-log_ratio))
     return torch.where(small, 2 * torch.sigmoid(-near) * excess(near), far)
 
 

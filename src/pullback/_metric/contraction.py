@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pullback._calculus import pushforward
-from pullback._decoder import Decoder, check_finite, decode, observed
+from pullback._decoder import Decoder, check_codes, check_finite, decode, observed
 from pullback._information import Information
 
 Rule = Callable[[Distribution], Information]
@@ -17,6 +17,7 @@ Rule = Callable[[Distribution], Information]
 
 def pulled_back(rule: Rule, decoder: Decoder, z: Tensor) -> Tensor:
     r"""The tensor :math:`J^\top I J` of shape ``(*batch, d, d)`` for the information that `rule` gives the decoded distributions."""
+    check_codes(z)
     found: list[Information] = []
 
     def coordinates(z: Tensor) -> tuple[Tensor]:

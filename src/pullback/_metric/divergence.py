@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pullback._calculus import hessian
-from pullback._decoder import Decoder, check_finite, decode, observed
+from pullback._decoder import Decoder, check_codes, check_finite, decode, observed
 from pullback._divergence import Divergence, symmetrized_kl
 from pullback._metric.base import Metric
 from pullback._metric.contraction import total
@@ -108,12 +108,14 @@ class DivergenceMetric(Metric):
     method: Hessian | CentralDifference | OneSidedDifference = Hessian()
 
     def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
+        check_codes(z)
         if self._one_by_one(z):
             rows = [self.tensor(code) for code in z.flatten(0, -2)]
             return torch.stack(rows).reshape(*z.shape, z.shape[-1])
         p = self._decoded(z)
+        check_finite(self._squared_length(p, p, z.ndim - 1), z)
         M = self.method(lambda w: self._squared_length(p, self._checked(w), z.ndim - 1), z)
-        check_finite(M, z, what="parameters or derivatives")
+        check_finite(M, z, what="derivatives")
         return M
 
     def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:

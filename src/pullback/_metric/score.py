@@ -11,7 +11,7 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, Independent
 
 from pullback._calculus import pushforward
-from pullback._decoder import Decoder, check_finite, decode, observed, unvalidated
+from pullback._decoder import Decoder, check_codes, check_finite, decode, observed, unvalidated
 from pullback._metric.base import Metric
 from pullback._product import Product
 from pullback._score import fixed_noise, unbiased_weight
@@ -44,6 +44,7 @@ class ScoreMetric(Metric):
     seed: int = 0
 
     def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
+        check_codes(z)
         codes = z.reshape(-1, z.shape[-1])
         size = max(1, _AT_ONCE // max(1, _numel(self._sampled(codes[:1]))))
         M = torch.cat([self._covariance(some) for some in codes.split(size)])

@@ -1,0 +1,119 @@
+r"""Operations of torch whose derivatives are missing or wrong, written in others whose derivatives are right.
+
+Forward mode is how the library differentiates decoders, and solvers differentiate the result once more. In torch 2.13 some
+operations spoil one of the two, most of them without notice:
+
+- `torch.cdist` has no forward-mode derivative, `glu` has one that cannot be differentiated;
+- `torch.cholesky_inverse` has a wrong forward-mode derivative;
+- `layer_norm`, `instance_norm`, `torch.linalg.solve`, ``det``, ``logdet`` and ``slogdet`` have a right one whose own derivative is wrong: it takes
+  the statistics or factors that the formula reuses for constants.
+
+Inside `Rewritten` they are replaced by equal expressions. A test compares each with finite differences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
+    return torch.linalg.vector_norm(x1[..., :, None, :] - x2[..., None, :, :], ord=p, dim=-1)
+
+
+def _glu(input: Tensor, dim: int = -1) -> Tensor:
+    a, b = input.chunk(2, dim)
+    return a * torch.sigmoid(b)
+
+
+def _standardized(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+    centred = x - x.mean(dims, keepdim=True)
+    return centred * torch.rsqrt((centred**2).mean(dims, keepdim=True) + eps)
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    y = _standardized(input, tuple(range(-len(normalized_shape), 0)), eps)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def _instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if not use_input_stats:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    y = _standardized(input, tuple(range(2, input.ndim)), eps)
+    shape = (-1, *[1] * (input.ndim - 2))
+    y = y if weight is None else y * weight.reshape(shape)
+    return y if bias is None else y + bias.reshape(shape)
+
+
+def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
+    vector = B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1])
+    X = torch.linalg.lu_solve(*torch.linalg.lu_factor(A), B[..., None] if vector else B, left=left)
+    return X[..., 0] if vector else X
+
+
+def _cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
+    identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+    inverse = torch.linalg.solve_triangular(L, identity, upper=upper)
+    return inverse @ inverse.mT if upper else inverse.mT @ inverse
+
+
+def _slogdet(A: Tensor) -> Any:
+    with torch.no_grad():
+        exact = torch.linalg.slogdet(A.detach())
+    diagonal = torch.linalg.lu_factor(A).LU.diagonal(dim1=-2, dim2=-1)
+    return type(exact)((exact.sign, diagonal.abs().log().sum(-1)))
+
+
+def _logdet(A: Tensor) -> Tensor:
+    sign, value = _slogdet(A)
+    return torch.where(sign < 0, math.nan, value)
+
+
+def _det(A: Tensor) -> Tensor:
+    sign, value = _slogdet(A)
+    return sign * value.exp()
+
+
+_REWRITES: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.cdist: _cdist,
+    F.glu: _glu,
+    F.layer_norm: _layer_norm,
+    torch.layer_norm: _layer_norm,
+    F.instance_norm: _instance_norm,
+    torch.linalg.solve: _solve,
+    **dict.fromkeys((torch.cholesky_inverse, Tensor.cholesky_inverse), _cholesky_inverse),
+    **dict.fromkeys((torch.linalg.slogdet, torch.slogdet, Tensor.slogdet), _slogdet),
+    **dict.fromkeys((torch.logdet, Tensor.logdet), _logdet),
+    **dict.fromkeys((torch.linalg.det, torch.det, Tensor.det), _det),
+}
+
+
+class Rewritten(TorchFunctionMode):
+    """A context in which the operations above are replaced."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operation: Any = _REWRITES.get(func, func)
+        return operation(*args, **(kwargs or {}))

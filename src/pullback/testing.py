@@ -1,0 +1,214 @@
+r"""The laws every metric obeys, to be run on your own.
+
+```python
+pb.testing.check_metric(MyMetric(decoder), z)
+```
+
+A metric that passes can be trusted to solvers: its tensor is symmetric and positive semi-definite, its short steps agree with
+its tensor, each code is measured alone, and lengths do not depend on the coordinates of the latent space.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pullback._calculus import pushforward
+from pullback._decoder import observed
+from pullback._metric.base import Metric
+
+__all__ = ["check_metric"]
+
+
+def check_metric(metric: Metric, z: Float[Tensor, "*batch d"], *, rtol: float | None = None) -> None:
+    r"""Raises an AssertionError with a sentence for the first law that the metric breaks at the codes ``z``.
+
+    The laws: shapes for codes of any batch shape, dtype and device kept; M symmetric and positive semi-definite; `inner`,
+    `norm` and `log_volume` are those of M; `ds2` symmetric, not negative, zero for equal codes, and equal to ``vᵀ M v`` up to third
+    order in ``v``; a batch gives what a loop over its codes gives; a NaN in one code is refused or stays with that code; and if
+    the metric is a dataclass with a field ``decoder``, M transforms as a tensor under a change of latent coordinates.
+
+    **Arguments:**
+
+    - `metric`: the metric to check.
+    - `z`: codes, at least two, inside the region where the decoder makes sense.
+    - `rtol`: accuracy of the metric relative to its largest entry. By default ten roots of the dtype's precision; a metric by
+      finite differences needs more.
+    """
+    codes = z.detach().reshape(-1, z.shape[-1])
+    if len(codes) < 2:
+        raise ValueError("check_metric compares codes with each other: give at least two, of shape (n, d).")
+    tolerance = rtol or 10 * torch.finfo(z.dtype).eps ** 0.5
+    for law in (_shapes, _tensor, _operations, _steps, _order, _loop, _nan, _coordinates):
+        law(metric, codes, tolerance)
+
+
+def _require(holds: bool | Tensor, sentence: str) -> None:
+    if not bool(holds):
+        raise AssertionError(sentence)
+
+
+def _close(value: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Equal up to the tolerance times the largest expected entry of the same code."""
+    size = expected.abs().flatten(1).amax(1) if expected.ndim > 1 else expected.abs()
+    error = (value - expected).abs().flatten(1).amax(1) if expected.ndim > 1 else (value - expected).abs()
+    return bool((error <= tolerance * size.clamp_min(torch.finfo(value.dtype).tiny)).all())
+
+
+def _noise(z: Tensor) -> Iterator[Tensor]:
+    """Unit tangents at the codes, always the same ones, without touching the caller's random state."""
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        v = torch.randn(z.shape, generator=generator, dtype=torch.float64)
+        yield torch.nn.functional.normalize(v, dim=-1).to(z)
+
+
+def _shapes(metric: Metric, z: Tensor, _: float) -> None:
+    d = z.shape[-1]
+    for codes in (z[0], z, torch.stack([z, z.flip(0)])):
+        batch = codes.shape[:-1]
+        results = {
+            "tensor(z)": (metric.tensor(codes), (*batch, d, d)),
+            "ds2(z, z)": (metric.ds2(codes, codes), batch),
+            "norm(z, v)": (metric.norm(codes, codes), batch),
+            "log_volume(z)": (metric.log_volume(codes), batch),
+        }
+        for name, (value, shape) in results.items():
+            found = tuple(value.shape)
+            _require(
+                found == tuple(shape),
+                f"{name} must have shape {tuple(shape)} for codes of shape {tuple(codes.shape)}, not {found}.",
+            )
+            _require(
+                value.dtype == z.dtype, f"{name} must keep the dtype {z.dtype} of the codes, not return {value.dtype}."
+            )
+            _require(
+                value.device == z.device, f"{name} must stay on the device {z.device} of the codes, not {value.device}."
+            )
+
+
+def _tensor(metric: Metric, z: Tensor, tolerance: float) -> None:
+    M = metric.tensor(z)
+    _require(torch.isfinite(M).all(), "tensor(z) must be finite at codes where the decoder is.")
+    _require(_close(M.mT, M, 1e3 * torch.finfo(M.dtype).eps), "tensor(z) must be symmetric: return ½ (M + Mᵀ).")
+    eigenvalues = torch.linalg.eigvalsh(M)
+    _require(
+        (eigenvalues[:, 0] >= -tolerance * eigenvalues[:, -1].abs()).all(),
+        f"tensor(z) must be positive semi-definite; an eigenvalue is {eigenvalues[:, 0].min():.3g}, the largest "
+        f"{eigenvalues[:, -1].max():.3g}.",
+    )
+
+
+def _operations(metric: Metric, z: Tensor, tolerance: float) -> None:
+    M = metric.tensor(z)
+    noise = _noise(z)
+    u, v = next(noise), next(noise)
+    size = M.abs().amax((-2, -1))
+    products = torch.einsum("ni,nij,nj->n", u, M, v)
+    _require(((metric.inner(z, u, v) - products).abs() <= tolerance * size).all(), "inner(z, u, v) must be uᵀ M(z) v.")
+    squares = torch.einsum("ni,nij,nj->n", v, M, v).clamp_min(0)
+    _require(((metric.norm(z, v) ** 2 - squares).abs() <= tolerance * size).all(), "norm(z, v) must be √(vᵀ M(z) v).")
+    sign, logdet = torch.linalg.slogdet(M)
+    volume = metric.log_volume(z)
+    singular = torch.linalg.cond(M) > 1 / tolerance
+    right = (volume - 0.5 * logdet).abs() <= tolerance * (1 + logdet.abs())
+    _require(
+        (singular | ((sign > 0) & right)).all(), "log_volume(z) must be ½ log det M(z) (and -inf where M is singular)."
+    )
+
+
+def _steps(metric: Metric, z: Tensor, tolerance: float) -> None:
+    v = next(_noise(z))
+    a, b = z, z + _short(metric, z, v)[:, None] * v
+    forward, backward = metric.ds2(a, b), metric.ds2(b, a)
+    _require(_close(backward, forward, tolerance), "ds2(a, b) must equal ds2(b, a): average both directions.")
+    _require((forward >= 0).all(), "ds2(a, b) must not be negative: it is a squared length.")
+    zero = metric.ds2(z, z)
+    _require(
+        (zero.abs() <= tolerance * forward.abs()).all(), "ds2(z, z) must be zero: a code has no distance to itself."
+    )
+
+
+def _short(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
+    """Step lengths in z that are short in z and under the metric."""
+    return 0.05 / metric.norm(z, v).clamp_min(2.5)
+
+
+def _order(metric: Metric, z: Tensor, tolerance: float) -> None:
+    v = next(_noise(z))
+    first = _short(metric, z, v)
+    squares = metric.inner(z, v, v)
+    visible = squares > tolerance * metric.tensor(z).abs().amax((-2, -1))
+
+    def relative_error(h: Tensor) -> Tensor:
+        error = (metric.ds2(z, z + h[:, None] * v) / (h**2 * squares) - 1).abs()
+        return torch.where(visible, error, 0).max()
+
+    coarse, fine = relative_error(first), relative_error(first / 8)
+    _require(
+        fine <= 0.35 * coarse + 10 * tolerance,
+        f"ds2(z, z + v) must be vᵀ M(z) v up to third order in v; the relative error falls only from {coarse:.2g} to {fine:.2g} "
+        "for a step eight times shorter. Is ds2 a squared length (twice a Kullback-Leibler divergence)?",
+    )
+
+
+def _loop(metric: Metric, z: Tensor, tolerance: float) -> None:
+    sentence = (
+        "must give for a batch what it gives for its codes one by one: no statistics of the batch, no shared noise."
+    )
+    tensors = torch.stack([metric.tensor(code) for code in z])
+    _require(_close(metric.tensor(z), tensors, tolerance), f"tensor(z) {sentence}")
+    b = z + 0.05 * next(_noise(z))
+    steps = torch.stack([metric.ds2(*pair) for pair in zip(z, b, strict=True)])
+    _require(_close(metric.ds2(z, b), steps, tolerance), f"ds2(a, b) {sentence}")
+
+
+def _nan(metric: Metric, z: Tensor, tolerance: float) -> None:
+    broken = z.clone()
+    broken[0] = torch.nan
+    b = z + 0.05 * next(_noise(z))
+    measures: list[tuple[str, Callable[[Tensor], Tensor]]] = [
+        ("tensor(z)", metric.tensor),
+        ("ds2(a, b)", lambda a: metric.ds2(a, b)),
+    ]
+    for name, measure in measures:
+        try:
+            value = measure(broken)
+        except (ValueError, RuntimeError, ArithmeticError):
+            continue  # refused with an error: as good
+        _require(not torch.isfinite(value[0]).all(), f"{name} must not be finite for a code that is NaN.")
+        _require(
+            _close(value[1:], measure(z)[1:], tolerance), f"{name} must not let a NaN in one code reach its neighbours."
+        )
+
+
+def _coordinates(metric: Metric, z: Tensor, tolerance: float) -> None:
+    """Under ``z = g(w)`` the tensor of ``decoder ∘ g`` at w must be ``Dgᵀ M(g(w)) Dg``."""
+    if not dataclasses.is_dataclass(metric) or "decoder" not in {field.name for field in dataclasses.fields(metric)}:
+        return
+    structure: Any = metric
+    decoder = observed(structure.decoder)
+    d = z.shape[-1]
+    rotation = torch.linalg.qr(torch.randn(d, d, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[
+        0
+    ].to(z)
+
+    def g(w: Tensor) -> Tensor:
+        return w + 0.1 * torch.sin(w @ rotation)
+
+    w = z
+    for _ in range(30):
+        w = z - 0.1 * torch.sin(w @ rotation)
+    other = dataclasses.replace(structure, decoder=lambda w: decoder(g(w)))
+    _, (J,) = pushforward(lambda w: (g(w),), w)
+    expected = torch.einsum("ink,nkl,jnl->nij", J, metric.tensor(g(w)), J)
+    _require(
+        _close(other.tensor(w), expected, tolerance),
+        "tensor(z) must transform as a tensor, Dgᵀ M Dg, under a change of latent coordinates: derive it from the decoded "
+        "distributions alone.",
+    )
