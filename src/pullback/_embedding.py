@@ -16,28 +16,47 @@ from __future__ import annotations
 
 from functools import singledispatch
 
-import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Distribution
+from torch.distributions import Distribution
 
 Dual = tuple[Tensor, Tensor]
 
 
 @singledispatch
 def embed(p: Distribution, origin: Distribution | None = None) -> Dual | None:
-    """The pair (phi, psi) of shapes ``(*batch_shape, m)``; the same tensor twice for a Euclidean embedding; None if unknown.
+    r"""The pair :math:`(\phi, \psi)` of `p`, each of shape ``(*batch_shape, m)``, or None where the family has none.
 
-    `origin` only improves rounding: families whose group of motions is at hand (location-scale) are moved so that `origin`
-    lies at the base point, which leaves chords unchanged.
+    A Euclidean embedding is the same tensor twice. The metric of a decoder is then :math:`D\phi^\top D\psi`, and short steps are
+    measured by differences, which is what the default geodesic solver is built on.
+
+    A few families have a pair only within a subfamily: `StudentT` for fixed degrees of freedom, `Binomial` and
+    `NegativeBinomial` for a fixed total count. Their rules return None where that parameter varies (see `fixed`).
+
+    To add a family, register a function of ``(p, origin)``. For an exponential family that is its natural and mean parameters:
+
+    .. code-block:: python
+
+        @pullback.embed.register
+        def _(p: Maxwell, origin=None):
+            return (-1 / p.scale**2)[..., None], 1.5 * (p.scale**2)[..., None]  # of the statistic x²/2
+
+    **Arguments:**
+
+    - `p`: the distribution.
+    - `origin`: a distribution of the same family, of a shape that broadcasts. It changes no chord, only their rounding: the pair
+      is moved so that differences of distributions near the origin do not cancel. Rules to which it brings nothing ignore it.
     """
     return None
 
 
-@embed.register
-def _(p: Bernoulli, origin: Distribution | None = None) -> Dual:
-    r"""φ = 2 arcsin √p - π/2 = gd(l/2) = 2 atan tanh(l/4), the Gudermannian: exact at saturation."""
-    phi = 2 * torch.atan(torch.tanh(p.logits / 4))[..., None]
-    return phi, phi
+def fixed(parameter: Tensor, origin: Tensor | None = None) -> bool:
+    """Whether a parameter without a place in the pair is a constant of the model, as far as its values tell.
+
+    It must not vary along the leading dimension, which runs over codes, and must equal that of the origin. Along further
+    dimensions it may vary, because those can be features.
+    """
+    along_codes = parameter.ndim == 0 or bool((parameter == parameter[:1]).all())
+    return along_codes and (origin is None or bool((parameter == origin).all()))
 
 
 def squared_chord(p: Distribution, q: Distribution, num_batch: int) -> Tensor | None:

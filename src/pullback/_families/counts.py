@@ -1,0 +1,276 @@
+r"""Families of counts and categories: points of spheres and lines.
+
+A family with one parameter is a line, and :math:`\phi = \int \sqrt{I}\, d\eta` is its arc length, known to statisticians as the
+variance-stabilising transform: :math:`2\arcsin\sqrt p` for Bernoulli, :math:`2\sqrt\lambda` for Poisson. Categories form the positive
+orthant of a sphere of radius two, by :math:`2\sqrt p` (Fisher 1922; Rao 1945). A sample of size *n* multiplies lengths by
+:math:`\sqrt n`. In all of them the family's own distance is the arc, and the chord of the embedding falls short of it at third order.
+
+Coordinates are logits wherever torch has them. Probabilities saturate: in single precision ``1 - p`` is zero beyond a logit of
+17, where the decoder still moves. Given ``probs=``, torch clamps them before taking logits, so at exactly 0 or 1 the
+information is finite and the tangent zero.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.distributions import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    ContinuousBernoulli,
+    Distribution,
+    Geometric,
+    Multinomial,
+    NegativeBinomial,
+    OneHotCategorical,
+    Poisson,
+)
+from torch.nn.functional import logsigmoid
+
+from pullback._embedding import Dual, embed, fixed
+from pullback._fisher import fisher
+from pullback._information import Information
+from pullback._rao import rao_distance
+from pullback._special import artanh_root_sigmoid, dispersion_information, langevin, langevin_slope
+
+# -- two categories --------------------------------------------------------------------------------------------------------
+
+
+@fisher.register
+def _(p: Bernoulli) -> Information:
+    r"""Coordinate logit l: I = p(1 - p)."""
+    return Information(p.logits[..., None], root=lambda eta, u: _deviation(eta) * u)
+
+
+@fisher.register
+def _(p: Binomial) -> Information:
+    r"""Coordinates (logit l, n): I = n p(1 - p) ⊕ 0. The number of trials is a constant, carried along."""
+    eta = torch.stack(torch.broadcast_tensors(p.logits, p.total_count), -1)
+    return Information(eta, root=lambda eta, u: eta[..., 1:].sqrt() * _deviation(eta[..., :1]) * u[..., :1])
+
+
+def _deviation(logits: Tensor) -> Tensor:
+    r"""√(p(1 - p)), with no overflow in its derivatives either."""
+    return torch.exp(0.5 * (logsigmoid(logits) + logsigmoid(-logits)))
+
+
+@embed.register
+def _(p: Bernoulli, origin: Bernoulli | None = None) -> Dual:
+    r"""φ = 2 arcsin √p, counted from the origin (p = ½ if there is none)."""
+    phi = _arc(p.logits, torch.zeros_like(p.logits) if origin is None else origin.logits)[..., None]
+    return phi, phi
+
+
+@embed.register
+def _(p: Binomial, origin: Binomial | None = None) -> Dual | None:
+    r"""φ = 2 √n arcsin √p, for a fixed number of trials n."""
+    if not fixed(p.total_count, None if origin is None else origin.total_count):
+        return None
+    arc = _arc(p.logits, torch.zeros_like(p.logits) if origin is None else origin.logits)
+    phi = (p.total_count.sqrt() * arc)[..., None]
+    return phi, phi
+
+
+def _arc(logits: Tensor, origin: Tensor) -> Tensor:
+    r"""2 arcsin √σ(l) - 2 arcsin √σ(l₀) to full relative precision, also where both are saturated.
+
+    Half of it has the tangent :math:`\tanh\frac{l - l_0}{4} \cdot \frac{c}{2 - c}` with :math:`c = 1 - \tanh\frac l4 \tanh\frac{l_0}4`, and *c* is a sum
+    of the complements of the two factors.
+    """
+    sign = torch.where(origin < 0, -1.0, 1.0).to(logits.dtype)
+    first, second = 2 * torch.sigmoid(-0.5 * sign * logits), 2 * torch.sigmoid(-0.5 * sign * origin)
+    c = first + second * (1 - first)
+    return 2 * torch.atan2(torch.tanh(0.25 * (logits - origin)) * c, 2 - c)
+
+
+@rao_distance.register(Bernoulli)
+def _(p: Bernoulli, q: Bernoulli) -> Tensor:
+    r"""2 |arcsin √p - arcsin √q|."""
+    return _arc(p.logits, q.logits).abs()
+
+
+@rao_distance.register(Binomial)
+def _(p: Binomial, q: Binomial) -> Tensor:
+    r"""2 √n |arcsin √p - arcsin √q|, for equal numbers of trials."""
+    _check_same_total_count(p, q)
+    return p.total_count.sqrt() * _arc(p.logits, q.logits).abs()
+
+
+@fisher.register
+def _(p: ContinuousBernoulli) -> Information:
+    r"""Coordinate logit η, the natural parameter: I = 1/η² - 1/(4 sinh²(η/2)) = L'(η/2)/4, L Langevin's function."""
+    return Information(p.logits[..., None], root=lambda eta, u: 0.5 * langevin_slope(0.5 * eta).sqrt() * u)
+
+
+@embed.register
+def _(p: ContinuousBernoulli, origin: Distribution | None = None) -> Dual:
+    r"""The natural parameter η and the mean (1 + L(η/2))/2."""
+    return p.logits[..., None], 0.5 * langevin(0.5 * p.logits)[..., None]
+
+
+# -- unbounded counts ------------------------------------------------------------------------------------------------------
+
+
+@fisher.register
+def _(p: Poisson) -> Information:
+    r"""Coordinate rate λ: I = 1/λ. A rate of exactly zero that does not move contributes nothing."""
+    return Information(p.rate[..., None], root=lambda eta, u: u / _positive(eta).sqrt())
+
+
+@embed.register
+def _(p: Poisson, origin: Distribution | None = None) -> Dual:
+    r"""φ = 2 √λ."""
+    phi = 2 * _positive(p.rate).sqrt()[..., None]
+    return phi, phi
+
+
+@rao_distance.register(Poisson)
+def _(p: Poisson, q: Poisson) -> Tensor:
+    r"""2 |√λ - √λ'|."""
+    return 2 * (_positive(p.rate).sqrt() - _positive(q.rate).sqrt()).abs()
+
+
+def _positive(rate: Tensor) -> Tensor:
+    return rate.clamp_min(torch.finfo(rate.dtype).tiny)
+
+
+@fisher.register
+def _(p: Geometric) -> Information:
+    r"""Coordinate logit l of the probability to stop: I = 1 - p."""
+    return Information(p.logits[..., None], root=lambda eta, u: torch.exp(0.5 * logsigmoid(-eta)) * u)
+
+
+@embed.register
+def _(p: Geometric, origin: Distribution | None = None) -> Dual:
+    r"""φ = 2 artanh √(1 - p)."""
+    phi = artanh_root_sigmoid(-p.logits)[..., None]
+    return phi, phi
+
+
+@rao_distance.register(Geometric)
+def _(p: Geometric, q: Geometric) -> Tensor:
+    r"""2 |artanh √(1 - p) - artanh √(1 - q)|."""
+    return (artanh_root_sigmoid(-p.logits) - artanh_root_sigmoid(-q.logits)).abs()
+
+
+@fisher.register
+def _(p: NegativeBinomial) -> Information:
+    r"""Coordinates (r, logit l), r the total count: :math:`r\sigma(l)(dl + dr/r)^2 + J\,dr^2`.
+
+    :math:`dl + dr/r` is the change of the logarithm of the mean :math:`\mu = r e^l`, orthogonal to that of *r*, and *J* is
+    `dispersion_information`. Where no total count moves, J is not computed.
+    """
+    return Information(torch.stack([p.total_count, p.logits], -1), root=_negative_binomial_root)
+
+
+def _negative_binomial_root(eta: Tensor, u: Tensor) -> Tensor:
+    r, logits = eta.unbind(-1)
+    dr, dlogits = u.unbind(-1)
+    mean = r.sqrt() * torch.exp(0.5 * logsigmoid(logits)) * (dlogits + dr / r)
+    if _is_zero(dr):
+        return mean[..., None]
+    return torch.stack([mean, dispersion_information(r, logits).sqrt() * dr], -1)
+
+
+def _is_zero(u: Tensor) -> bool:
+    """Known to vanish with all its derivatives: not while a transform or autograd is looking."""
+    watched = is_functorch_wrapped_tensor(u) or (u.requires_grad and torch.is_grad_enabled())
+    return not watched and not u.any()
+
+
+@embed.register
+def _(p: NegativeBinomial, origin: NegativeBinomial | None = None) -> Dual | None:
+    r"""φ = 2 √r arsinh √(μ/r), for a fixed total count r."""
+    if not fixed(p.total_count, None if origin is None else origin.total_count):
+        return None
+    phi = _negative_binomial_arc(p)[..., None]
+    return phi, phi
+
+
+def _negative_binomial_arc(p: NegativeBinomial) -> Tensor:
+    return p.total_count.sqrt() * artanh_root_sigmoid(p.logits)
+
+
+@rao_distance.register(NegativeBinomial)
+def _(p: NegativeBinomial, q: NegativeBinomial) -> Tensor:
+    r"""2 √r |arsinh √(μ/r) - arsinh √(μ'/r)|, for equal total counts: the distance within the family of that known count."""
+    _check_same_total_count(p, q)
+    return (_negative_binomial_arc(p) - _negative_binomial_arc(q)).abs()
+
+
+# -- many categories -------------------------------------------------------------------------------------------------------
+
+
+@fisher.register(Categorical)
+@fisher.register(OneHotCategorical)
+def _(p: Categorical | OneHotCategorical) -> Information:
+    r"""Coordinates logits: I = diag(p) - ppᵀ."""
+    return Information(_finite(p.logits), root=_simplex_root)
+
+
+@fisher.register
+def _(p: Multinomial) -> Information:
+    r"""Coordinates logits: I = n (diag(p) - ppᵀ)."""
+    scale = math.sqrt(p.total_count)
+    return Information(_finite(p.logits), root=lambda eta, u: scale * _simplex_root(eta, u))
+
+
+def _simplex_root(eta: Tensor, u: Tensor) -> Tensor:
+    p = torch.softmax(eta, -1)
+    return torch.exp(0.5 * torch.log_softmax(eta, -1)) * (u - (p * u).sum(-1, keepdim=True))
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """Logits with a number in the place of -inf, the mask of an impossible category."""
+    return logits.clamp_min(torch.finfo(logits.dtype).min)
+
+
+@embed.register(Categorical)
+@embed.register(OneHotCategorical)
+def _(p: Categorical | OneHotCategorical, origin: Distribution | None = None) -> Dual:
+    r"""φ = 2 √p, on a sphere of radius 2."""
+    phi = 2 * _root_probs(p.logits)
+    return phi, phi
+
+
+@embed.register
+def _(p: Multinomial, origin: Distribution | None = None) -> Dual:
+    r"""φ = 2 √(n p), on a sphere of radius 2 √n."""
+    phi = 2 * math.sqrt(p.total_count) * _root_probs(p.logits)
+    return phi, phi
+
+
+@rao_distance.register(Categorical)
+@rao_distance.register(OneHotCategorical)
+def _(p: Categorical | OneHotCategorical, q: Categorical | OneHotCategorical) -> Tensor:
+    r"""2 arccos Σ √(p q) = 4 arcsin(|√p - √q| / 2). (The paper prints half of it.)"""
+    return _simplex_distance(p.logits, q.logits)
+
+
+@rao_distance.register(Multinomial)
+def _(p: Multinomial, q: Multinomial) -> Tensor:
+    r"""2 √n arccos Σ √(p q), for equal sample sizes n."""
+    _check_same_total_count(p, q)
+    return math.sqrt(p.total_count) * _simplex_distance(p.logits, q.logits)
+
+
+def _simplex_distance(logits: Tensor, other: Tensor) -> Tensor:
+    chord = torch.linalg.vector_norm(_root_probs(logits) - _root_probs(other), dim=-1)
+    return 4 * torch.asin(0.5 * chord)
+
+
+def _root_probs(logits: Tensor) -> Tensor:
+    return torch.exp(0.5 * torch.log_softmax(_finite(logits), -1))
+
+
+def _check_same_total_count(p: Distribution, q: Distribution) -> None:
+    counts = (torch.as_tensor(d.total_count) for d in (p, q))  # pyright: ignore[reportAttributeAccessIssue]
+    if not torch.eq(*counts).all():
+        raise NotImplementedError(
+            f"The Fisher-Rao distance of two {type(p).__name__} with different total_count has no closed form. Give both the "
+            "same total_count."
+        )
