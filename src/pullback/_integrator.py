@@ -69,7 +69,13 @@ class Flow:
 
 
 def integrate(
-    field: Field, y: Tensor, *, rtol: float = 1e-10, atol: float = 1e-10, max_steps: int = 2000, dense: bool = False
+    field: Field,
+    y: Tensor,
+    *,
+    rtol: float = 1e-10,
+    atol: float | Tensor = 1e-10,
+    max_steps: int = 2000,
+    dense: bool = False,
 ) -> Flow:
     """Integrates ``y' = field(y)`` from time 0 to 1 for all rows of ``y``, shape ``(n, k)``.
 
@@ -77,7 +83,8 @@ def integrate(
 
     - `field`: maps states ``(m, k)`` to velocities ``(m, k)`` for any subset of ``m`` trajectories. Where a velocity is not
       finite the step is shortened, so a field may return NaN outside its domain.
-    - `rtol`, `atol`: the estimated local error of every component stays below ``atol + rtol |y|``.
+    - `rtol`, `atol`: the estimated local error of every component stays below ``atol + rtol |y|``; `atol` may be one number
+      a trajectory, of shape ``(n,)``.
     - `max_steps`: attempted steps after which a trajectory is given up as stiff.
     - `dense`: keep the interpolants (eight states per step and trajectory, three more evaluations per accepted step).
 
@@ -85,8 +92,9 @@ def integrate(
     """
     k = field(y)
     count = torch.zeros(len(y), dtype=torch.long, device=y.device)
-    h = _initial_step(field, y, k, rtol, atol)
-    batch = _Batch(torch.arange(len(y), device=y.device), torch.zeros_like(h), h, y, k, count, count)
+    allowed = torch.as_tensor(atol, dtype=y.dtype, device=y.device).expand(len(y))
+    h = _initial_step(field, y, k, rtol, allowed)
+    batch = _Batch(torch.arange(len(y), device=y.device), torch.zeros_like(h), h, allowed, y, k, count, count)
     outcome = torch.where(torch.isfinite(k).all(-1) & torch.isfinite(y).all(-1), -1, Outcome.NOT_FINITE)
     gone: list[tuple[_Batch, Tensor]] = []
     record: list[tuple[Tensor, ...]] | None = [] if dense else None
@@ -96,17 +104,18 @@ def integrate(
             gone.append((batch.take(leave), outcome[leave]))
             batch = batch.take(~leave)
         if len(batch.rows):
-            batch, outcome = _advance(field, batch, rtol, atol, max_steps, record)
+            batch, outcome = _advance(field, batch, rtol, max_steps, record)
     return _collect(gone, record, y)
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """The trajectories still under way: their row, time, next step size, state, velocity, and counts."""
+    """The trajectories still under way: their row, time, next step size, tolerance, state, velocity, and counts."""
 
     rows: Tensor
     t: Tensor
     h: Tensor
+    atol: Tensor
     y: Tensor
     k: Tensor
     tries: Tensor
@@ -117,13 +126,13 @@ class _Batch:
 
 
 def _advance(
-    field: Field, batch: _Batch, rtol: float, atol: float, max_steps: int, record: list[tuple[Tensor, ...]] | None
+    field: Field, batch: _Batch, rtol: float, max_steps: int, record: list[tuple[Tensor, ...]] | None
 ) -> tuple[_Batch, Tensor]:
     """Tries one step for every trajectory; returns the batch and an outcome for each (-1: under way)."""
     last = batch.h >= 1 - batch.t
     h = torch.where(last, 1 - batch.t, batch.h)
     stages, new = _stages(field, batch, h)
-    ratio = _error(stages, h, _scale(torch.maximum(batch.y.abs(), new.abs()), rtol, atol))
+    ratio = _error(stages, h, _scale(torch.maximum(batch.y.abs(), new.abs()), rtol, batch.atol))
     finite = torch.isfinite(ratio)
     accept = finite & (ratio <= 1)
     t = torch.where(last, torch.ones_like(h), batch.t + h)
@@ -135,6 +144,7 @@ def _advance(
         rows=batch.rows,
         t=torch.where(accept, t, batch.t),
         h=h * growth,
+        atol=batch.atol,
         y=torch.where(accept[:, None], new, batch.y),
         k=torch.where(accept[:, None], stages[-1], batch.k),
         tries=batch.tries + 1,
@@ -146,7 +156,7 @@ def _advance(
 def _outcomes(batch: _Batch, finished: Tensor, finite: Tensor, max_steps: int) -> Tensor:
     outcome = torch.full_like(batch.rows, -1)
     outcome[batch.tries >= max_steps] = Outcome.TOO_MANY_STEPS
-    stuck = batch.h < torch.finfo(batch.h.dtype).eps ** 0.75
+    stuck = batch.h < torch.finfo(batch.h.dtype).eps ** (2 / 3)
     outcome[stuck] = torch.where(finite[stuck], int(Outcome.STEP_TOO_SMALL), int(Outcome.NOT_FINITE))
     outcome[finished] = Outcome.FINISHED
     return outcome
@@ -175,12 +185,12 @@ def _error(stages: list[Tensor], h: Tensor, scale: Tensor) -> Tensor:
     return h * torch.where(fifth == 0, 0, fifth**2 / (fifth**2 + 0.01 * third**2).sqrt())
 
 
-def _scale(size: Tensor, rtol: float, atol: float) -> Tensor:
+def _scale(size: Tensor, rtol: float, atol: Tensor) -> Tensor:
     """The error allowed in components of the given size; never below the rounding of the largest of them."""
-    return atol + rtol * size + 4 * torch.finfo(size.dtype).eps * size.amax(-1, keepdim=True)
+    return atol[:, None] + rtol * size + 4 * torch.finfo(size.dtype).eps * size.amax(-1, keepdim=True)
 
 
-def _initial_step(field: Field, y: Tensor, k: Tensor, rtol: float, atol: float) -> Tensor:
+def _initial_step(field: Field, y: Tensor, k: Tensor, rtol: float, atol: Tensor) -> Tensor:
     """First step size from the size of the field and of its change along one Euler step (Hairer et al., II.4)."""
     y, k = y.detach(), k.detach()
     scale = _scale(y.abs(), rtol, atol)

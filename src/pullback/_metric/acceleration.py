@@ -44,13 +44,18 @@ def acceleration(
 def geodesic_field(metric: Metric, z: Tensor) -> Callable[[Tensor], Tensor]:
     """The geodesic equation as a field on states ``(n, 2 d)``: ``(z, v)' = (v, a)``, in chunks of bounded memory.
 
-    The form of the acceleration is chosen once, at the codes ``z`` of shape ``(n, d)``.
+    The form of the acceleration is chosen once, at the codes ``z`` of shape ``(n, d)``. Where a state is not finite, the metric
+    is not asked, and the field is NaN.
     """
-    rule, size = _rule(metric, z)
+    z = z[torch.isfinite(z).all(-1)]
+    rule, size = _rule(metric, z) if len(z) else (_lagrangian, 1)
 
     def field(state: Tensor) -> Tensor:
-        parts = [part.chunk(2, -1) for part in state.split(max(1, _CHUNK // size))]
-        return torch.cat([torch.cat([v, rule(metric, z, v)], -1) for z, v in parts])
+        finite = torch.isfinite(state).all(-1)
+        if not finite.all():
+            return torch.full_like(state, torch.nan).index_put((finite,), field(state[finite]))
+        parts = [part.chunk(2, -1) for part in state.split(max(1, _CHUNK // size))] if len(state) else []
+        return torch.cat([state[:0], *(torch.cat([v, rule(metric, z, v)], -1) for z, v in parts)])
 
     return field
 
