@@ -7,7 +7,7 @@ borders between the centres' cells, and a metric pulled back through it is disco
 .. math:: D_h(z) = -h^2 \log \sum_j \exp(-|z - c_j|^2 / h^2), \qquad
           \min_j |z - c_j|^2 - h^2 \log k \le D_h(z) \le \min_j |z - c_j|^2,
 
-with h the spacing of the centres, has none: where the centres sample a curve or a sheet evenly it is flat along them and
+with h a little above the spacing of the centres, has none: where they sample a curve or a sheet evenly it is flat along it and
 grows like the square of the distance away from them.
 """
 
@@ -31,7 +31,8 @@ class Support(nn.Module):
     **Attributes** (buffers, so they follow ``.to`` and ``state_dict``):
 
     - `origin`, `offsets`: the mean of the k-means centres, shape ``(d,)``, and the centres as seen from it, ``(k, d)``.
-    - `scale`: the smoothing length h of the distance, by default the median distance of a centre to its nearest neighbour.
+    - `scale`: the smoothing length h of the distance, by default a little above the median distance of a
+      centre to its nearest neighbour.
     - `edge`: the value of `distance2` at which the support ends, by default its 99 % quantile over the codes.
     - `spread`: root mean square distance of the codes from their mean, the size of the whole cloud.
     """
@@ -72,7 +73,8 @@ class Support(nn.Module):
 
         - `codes`: latent codes of the data, shape ``(n, d)``. The support has their dtype and device.
         - `num_centers`: k. By default :math:`n^{2/3}`, at most 512: both the centres and the codes of a centre become many.
-        - `scale`: the smoothing length h. By default the median distance between neighbouring centres.
+        - `scale`: the smoothing length h. By default :math:`1.5^{2/d}` times the median distance between neighbouring
+          centres. Smaller, and the level sets of the distance are bumpy at every centre; larger, and gaps in the data close.
         - `quantile`: the share of the codes that lie inside the `edge` of the support.
         - `random_state`: seed of k-means.
         """
@@ -80,9 +82,9 @@ class Support(nn.Module):
         num_distinct = len(np.unique(codes.detach().cpu().numpy(), axis=0))
         k = _num_centers(len(codes), num_distinct, num_centers)
         centers = torch.as_tensor(_k_means(codes, k, random_state)).to(codes)
-        spacing = _median_spacing(centers, codes) if scale is None else torch.as_tensor(scale).to(codes)
+        h = _automatic_scale(centers, codes) if scale is None else torch.as_tensor(scale).to(codes)
         spread = (codes - codes.mean(0)).detach().square().sum(-1).mean().sqrt()
-        support = cls(centers, scale=spacing, edge=torch.zeros_like(spacing), spread=spread)
+        support = cls(centers, scale=h, edge=torch.zeros_like(h), spread=spread)
         distances = torch.cat([support.distance2(chunk) for chunk in codes.detach().split(4096)])
         support.edge.copy_(_quantile(distances, quantile))
         return support
@@ -111,8 +113,8 @@ class Support(nn.Module):
 
     @property
     def border(self) -> Tensor:
-        r"""The value of `distance2` up to which a point counts as on the data: the edge and twice the scale, :math:`D_{\rm edge} + (2h)^2`."""
-        return self.edge + (2 * self.scale).square()
+        r"""The value of `distance2` up to which a point counts as on the data: :math:`D_{\rm edge} + 3h^2`."""
+        return self.edge + 3 * self.scale.square()
 
     def contains(self, z: Float[Tensor, "*batch d"]) -> Bool[Tensor, "*batch"]:
         """Whether points lie on the data, that is within the `border`."""
@@ -168,11 +170,12 @@ def _k_means(codes: Tensor, num_centers: int, random_state: int) -> np.ndarray:
     return np.asarray(model.fit(points).cluster_centers_)
 
 
-def _median_spacing(centers: Tensor, codes: Tensor) -> Tensor:
+def _automatic_scale(centers: Tensor, codes: Tensor) -> Tensor:
     if len(centers) == 1:
         return (codes - centers).square().sum(-1).mean().sqrt().detach()
     squares = (centers[:, None, :] - centers).square().sum(-1)
-    return squares.fill_diagonal_(torch.inf).amin(-1).sqrt().median()
+    spacing = squares.fill_diagonal_(torch.inf).amin(-1).sqrt().median()
+    return 1.5 ** (2 / centers.shape[1]) * spacing  # a ball of radius h holds about as many centres in every dimension
 
 
 def _logsumexp(x: Tensor) -> Tensor:
