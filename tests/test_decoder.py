@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Exponential, Normal
 
 import pullback as pb
+from pullback._calculus import directional
+from pullback._rewrites import Rewritten
 
 D = 2
 
@@ -376,6 +378,55 @@ def test_operation_without_derivatives_is_named():
 
     with pytest.raises(NotImplementedError, match=r"without a second reverse one.*elementary ones.*CentralDifference"):
         pb.FisherRaoMetric(lambda z: Normal(Once.apply(z), 1.0)).tensor(codes())
+
+
+# --- operations that torch differentiates wrongly ---
+
+
+def spd(x: Tensor) -> Tensor:
+    return x @ x.mT + 3 * torch.eye(x.shape[-1]).to(x)
+
+
+OPERATIONS = {
+    "cdist": lambda x: torch.cdist(x, x.roll(1, 0).sin()),
+    "cdist, p = 1": lambda x: torch.cdist(x, x.roll(1, 0).sin(), p=1.0),
+    "glu": lambda x: F.glu(x, -1),
+    "layer_norm": lambda x: F.layer_norm(x, (4,), torch.arange(1, 5).to(x), torch.arange(4).to(x), eps=1e-3),
+    "layer_norm over two": lambda x: torch.layer_norm(x, (4, 4)),
+    "LayerNorm": nn.LayerNorm(4).double(),
+    "instance_norm": lambda x: F.instance_norm(x, eps=1e-3),
+    "InstanceNorm1d": nn.InstanceNorm1d(4, affine=True).double(),
+    "solve": lambda x: torch.linalg.solve(spd(x), x.sin()),
+    "solve a vector": lambda x: torch.linalg.solve(spd(x), x[..., 0].sin()),
+    "solve from the right": lambda x: torch.linalg.solve(spd(x), x.sin(), left=False),
+    "cholesky_inverse": lambda x: torch.cholesky_inverse(torch.linalg.cholesky(spd(x))),
+    "cholesky_inverse, upper": lambda x: torch.linalg.cholesky(spd(x), upper=True).cholesky_inverse(upper=True),
+    "slogdet": lambda x: torch.linalg.slogdet(x).logabsdet,
+    "logdet": lambda x: spd(x).logdet(),
+    "det": lambda x: torch.linalg.det(x),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_second_derivatives_of_rewritten_operations_are_right(name):
+    """The derivative of the forward-mode derivative, by reverse and by forward mode, against finite differences."""
+    f = OPERATIONS[name]
+    x, u, v = torch.randn(3, 3, 4, 4, dtype=torch.float64)
+
+    def tangent(x: Tensor) -> Tensor:
+        return directional(lambda y: (f(y),), x, v[None])[1][0][0]
+
+    h = 1e-5
+    with Rewritten():
+        rewritten = f(x)
+    torch.testing.assert_close(rewritten, f(x))
+    torch.testing.assert_close(directional(lambda y: (f(y),), x, v[None])[0][0], f(x))
+    torch.testing.assert_close(tangent(x), (f(x + h * v) - f(x - h * v)) / (2 * h), rtol=1e-6, atol=1e-7)
+    slope = (tangent(x + h * u) - tangent(x - h * u)) / (2 * h)
+    weight = torch.randn_like(slope)
+    (gradient,) = torch.autograd.grad((tangent(leaf := x.clone().requires_grad_()) * weight).sum(), leaf)
+    torch.testing.assert_close((gradient * u).sum(), (slope * weight).sum(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.func.jvp(tangent, (x,), (u,))[1], slope, rtol=1e-5, atol=1e-5)
 
 
 def test_decoding_leaves_no_hooks_behind():

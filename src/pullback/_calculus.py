@@ -61,8 +61,9 @@ def hessian(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     Reverse mode twice, one direction at a time and without `torch.vmap`: divergences branch on the values of parameters.
     """
     try:
-        _, pull = torch.func.vjp(torch.func.grad(lambda w: f(w).sum()), z)[:2]
-        return torch.stack([pull(e)[0] for e in _basis(z)], dim=-2)
+        with Rewritten():
+            _, pull = torch.func.vjp(torch.func.grad(lambda w: f(w).sum()), z)[:2]
+            return torch.stack([pull(e)[0] for e in _basis(z)], dim=-2)
     except (NotImplementedError, RuntimeError) as error:
         if not _lacks_derivative(error):
             raise

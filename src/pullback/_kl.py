@@ -43,6 +43,7 @@ from torch.nn.functional import logsigmoid
 from pullback._elementary import digamma, even_excess, excess, log_gamma
 from pullback._families.composite import fixed_base
 from pullback._product import Product
+from pullback._rewrites import Rewritten
 
 Rule = Callable[[Any, Any], Tensor]
 
@@ -83,7 +84,8 @@ def _bregman(p: Any, q: Any) -> Tensor:
     r""":math:`A(\theta_q) - A(\theta_p) - \nabla A(\theta_p) \cdot (\theta_q - \theta_p)`. (torch's rule is constant to autodiff in its first argument.)"""
     theta, other = p._natural_params, q._natural_params
     steps = tuple(b - a for a, b in zip(theta, other, strict=True))
-    value, slope = torch.func.jvp(p._log_normalizer, theta, steps)[:2]
+    with Rewritten():
+        value, slope = torch.func.jvp(p._log_normalizer, theta, steps)[:2]
     return q._log_normalizer(*other) - value - slope
 
 

@@ -121,7 +121,7 @@ class _Held:
         dropped = self.template.batch_shape[: num_batch - (eta.ndim - 1)]
         parts = eta.split([t[(0,) * num_batch].numel() for t in self.tensors], dim=-1)
         new = {
-            id(t): part.reshape(*eta.shape[:-1], *t.shape[num_batch:]).to(t.dtype)
+            id(t): part.reshape(eta.shape[:-1] + t.shape[num_batch:]).to(t.dtype)
             for t, part in zip(self.tensors, parts, strict=True)
         }
         return _rebuilt(self.template, new, dropped)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def check_metric(metric: Metric, z: Float[Tensor, "*batch d"], *, rtol: float | 
     if len(codes) < 2:
         raise ValueError("check_metric compares codes with each other: give at least two, of shape (n, d).")
     tolerance = rtol or 10 * torch.finfo(z.dtype).eps ** 0.5
-    for law in (_shapes, _tensor, _operations, _steps, _order, _loop, _nan, _coordinates):
+    for law in (_shapes, _loop, _tensor, _operations, _steps, _order, _nan, _coordinates):
         law(metric, codes, tolerance)
 
 
@@ -72,24 +73,20 @@ def _shapes(metric: Metric, z: Tensor, _: float) -> None:
     d = z.shape[-1]
     for codes in (z[0], z, torch.stack([z, z.flip(0)])):
         batch = codes.shape[:-1]
-        results = {
-            "tensor(z)": (metric.tensor(codes), (*batch, d, d)),
-            "ds2(z, z)": (metric.ds2(codes, codes), batch),
-            "norm(z, v)": (metric.norm(codes, codes), batch),
-            "log_volume(z)": (metric.log_volume(codes), batch),
+        measures: dict[str, tuple[Callable[[], Tensor], tuple[int, ...]]] = {
+            "tensor(z)": (partial(metric.tensor, codes), (*batch, d, d)),
+            "ds2(z, z)": (partial(metric.ds2, codes, codes), tuple(batch)),
+            "norm(z, v)": (partial(metric.norm, codes, codes), tuple(batch)),
+            "log_volume(z)": (partial(metric.log_volume, codes), tuple(batch)),
         }
-        for name, (value, shape) in results.items():
+        for name, (measure, shape) in measures.items():
+            value = measure()
             found = tuple(value.shape)
             _require(
-                found == tuple(shape),
-                f"{name} must have shape {tuple(shape)} for codes of shape {tuple(codes.shape)}, not {found}.",
+                found == shape, f"{name} must have shape {shape} for codes of shape {tuple(codes.shape)}, not {found}."
             )
-            _require(
-                value.dtype == z.dtype, f"{name} must keep the dtype {z.dtype} of the codes, not return {value.dtype}."
-            )
-            _require(
-                value.device == z.device, f"{name} must stay on the device {z.device} of the codes, not {value.device}."
-            )
+            _require(value.dtype == z.dtype, f"{name} must keep the dtype {z.dtype} of the codes, not {value.dtype}.")
+            _require(value.device == z.device, f"{name} must stay on the codes' device {z.device}, not {value.device}.")
 
 
 def _tensor(metric: Metric, z: Tensor, tolerance: float) -> None:

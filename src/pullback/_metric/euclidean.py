@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Independent
+from torch.nn.functional import logsigmoid
 
 from pullback._decoder import Decoder, decode, observed
 from pullback._information import Information
@@ -76,5 +77,5 @@ def _stddev(p: Distribution) -> Tensor:
 
 @_stddev.register
 def _(p: Bernoulli) -> Tensor:
-    r""":math:`\sqrt{p(1-p)} = \frac12 \mathrm{sech}(l/2)`, whose derivative stays finite at saturation."""
-    return 0.5 / torch.cosh(0.5 * p.logits)
+    r""":math:`\sqrt{p(1-p)}` from the logit, whose derivative stays finite at saturation."""
+    return (0.5 * (logsigmoid(p.logits) + logsigmoid(-p.logits))).exp()
