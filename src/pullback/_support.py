@@ -95,21 +95,14 @@ class Support(nn.Module):
         The smooth minimum may be negative between close centres; only its differences and its level sets matter.
         """
         if not smooth:
-            return self.squared_distances(z).amin(-1)
-        h2 = self.scale.square()
-        square, scores = self._expanded(z, 1 / h2)
-        return square - h2 * _logsumexp(scores)
+            return self.squared_distances(z).amin(-1).clamp_min(0)
+        z, h2 = z - self.origin, self.scale.square()
+        scores = nn.functional.linear(z, 2 / h2 * self.offsets, -self.offsets.square().sum(-1) / h2)
+        return z.square().sum(-1) - h2 * _logsumexp(scores)
 
     def squared_distances(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch k"]:
         """The squared distance to each centre."""
-        square, scores = self._expanded(z, 1.0)
-        return (square[..., None] - scores).clamp_min(0)
-
-    def _expanded(self, z: Tensor, factor: Tensor | float) -> tuple[Tensor, Tensor]:
-        """|z|² and factor (2 z·c - |c|²): one matrix product instead of a tensor of differences (*batch, k, d)."""
-        z = z - self.origin
-        scores = nn.functional.linear(z, 2 * factor * self.offsets, -factor * self.offsets.square().sum(-1))
-        return z.square().sum(-1), scores
+        return squared_distances(z - self.origin, self.offsets)
 
     @property
     def border(self) -> Tensor:
@@ -119,6 +112,15 @@ class Support(nn.Module):
     def contains(self, z: Float[Tensor, "*batch d"]) -> Bool[Tensor, "*batch"]:
         """Whether points lie on the data, that is within the `border`."""
         return self.distance2(z) <= self.border
+
+
+def squared_distances(z: Float[Tensor, "*batch d"], points: Float[Tensor, "k d"]) -> Float[Tensor, "*batch k"]:
+    r""":math:`|z - c_j|^2` as :math:`|z|^2 - (2 z\cdot c_j - |c_j|^2)`: one matrix product, no tensor of differences, derivatives of every kind.
+
+    Digits are lost where \|z| is much larger than the distances: measure from near the points' mean. Rounding may make a
+    distance slightly negative.
+    """
+    return z.square().sum(-1, keepdim=True) - nn.functional.linear(z, 2 * points, -points.square().sum(-1))
 
 
 def translated_sigmoid(distance2: Tensor, beta: float | Tensor, c: float = 7.0) -> Tensor:
