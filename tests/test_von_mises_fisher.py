@@ -59,7 +59,7 @@ def test_density_integrates_to_one(p, kappa):
     loc = torch.eye(p, dtype=F64)[0]
     density = pb.VonMisesFisher(loc, kappa).log_prob(x).exp().numpy()
     area = 2 * math.pi ** ((p - 1) / 2) / math.gamma((p - 1) / 2)
-    assert (0.5 * reach * w * area * np.sin(theta) ** (p - 2) * density).sum() == pytest.approx(1, rel=1e-10)
+    assert (0.5 * reach * w * area * np.sin(theta) ** (p - 2) * density).sum() == pytest.approx(1, rel=1e-10, abs=0)
 
 
 def test_uniform_at_zero_concentration():
@@ -116,7 +116,7 @@ def test_divergence_on_the_sphere_in_elementary_functions():
     log_c = [math.log(k / (4 * math.pi * math.sinh(k))) for k in (kappa, other)]
     expected = log_c[0] - log_c[1] + (1 / math.tanh(kappa) - 1 / kappa) * (kappa - other * (mu @ nu).item())
     actual = kl_divergence(pb.VonMisesFisher(mu, kappa), pb.VonMisesFisher(nu, other))
-    assert actual.item() == pytest.approx(expected, rel=1e-13)
+    assert actual.item() == pytest.approx(expected, rel=1e-13, abs=0)
 
 
 # -- samples ---------------------------------------------------------------------------------------------------------------
@@ -427,14 +427,14 @@ def test_distance_of_known_concentration_is_an_arc():
     p, q = (metric.decoder(end) for end in ends)
     distance = pb.rao_distance(p, q)
     K = 1 / math.tanh(4) - 1 / 4
-    assert distance.item() == pytest.approx(math.sqrt(4 * K) * angle, rel=1e-13)
+    assert distance.item() == pytest.approx(math.sqrt(4 * K) * angle, rel=1e-13, abs=0)
 
     def length(num_segments: int) -> Tensor:
         z = torch.linspace(0, angle, num_segments + 1, dtype=F64)[:, None]
         return metric.ds2(z[:-1], z[1:]).sqrt().sum()
 
     coarse, fine = length(50), length(100)
-    assert ((distance - coarse) / (distance - fine)).item() == pytest.approx(4, rel=1e-3)
+    assert ((distance - coarse) / (distance - fine)).item() == pytest.approx(4, rel=1e-3, abs=0)
     torch.testing.assert_close((4 * fine - coarse) / 3, distance, rtol=1e-8, atol=0)
 
 

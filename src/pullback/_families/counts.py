@@ -6,8 +6,8 @@ orthant of a sphere of radius two, by :math:`2\sqrt p` (Fisher 1922; Rao 1945). 
 :math:`\sqrt n`. In all of them the family's own distance is the arc, and the chord of the embedding falls short of it at third order.
 
 Coordinates are logits wherever torch has them. Probabilities saturate: in single precision ``1 - p`` is zero beyond a logit of
-17, where the decoder still moves. Given ``probs=``, torch clamps them before taking logits, so at exactly 0 or 1 the
-information is finite and the tangent zero.
+17, where the decoder still moves. Given ``probs=``, the logits are taken from them as far as they tell: torch's own stop at the
+machine precision, these at the smallest number. Probabilities of exactly 0 or 1 are finite and do not move.
 """
 
 from __future__ import annotations
@@ -43,14 +43,28 @@ from pullback._special import artanh_root_sigmoid, dispersion_information, lange
 @fisher.register
 def _(p: Bernoulli) -> Information:
     r"""Coordinate logit l: I = p(1 - p)."""
-    return Information(p.logits[..., None], root=lambda eta, u: _deviation(eta) * u)
+    return Information(_log_odds(p)[..., None], root=lambda eta, u: _deviation(eta) * u)
 
 
 @fisher.register
 def _(p: Binomial) -> Information:
     r"""Coordinates (logit l, n): I = n p(1 - p) ⊕ 0. The number of trials is a constant, carried along."""
-    eta = torch.stack(torch.broadcast_tensors(p.logits, p.total_count), -1)
+    eta = torch.stack(torch.broadcast_tensors(_log_odds(p), p.total_count), -1)
     return Information(eta, root=lambda eta, u: eta[..., 1:].sqrt() * _deviation(eta[..., :1]) * u[..., :1])
+
+
+def _log_odds(p: Bernoulli | Binomial | Geometric | NegativeBinomial) -> Tensor:
+    if not _given_probs(p):
+        return p.logits
+    limits = torch.finfo(p.probs.dtype)
+    probs = p.probs.clamp(limits.tiny, 1 - limits.eps)
+    return torch.log(probs) - torch.log1p(-probs)
+
+
+def _given_probs(p: Distribution) -> bool:
+    """Whether `p` was built from ``probs=``; the logits torch then offers are clamped."""
+    attributes = vars(p)
+    return attributes["_param"] is attributes.get("probs") if "_param" in attributes else "logits" not in attributes
 
 
 def _deviation(logits: Tensor) -> Tensor:
@@ -61,7 +75,8 @@ def _deviation(logits: Tensor) -> Tensor:
 @embed.register
 def _(p: Bernoulli, origin: Bernoulli | None = None) -> Dual:
     r"""φ = 2 arcsin √p, counted from the origin (p = ½ if there is none)."""
-    phi = _arc(p.logits, torch.zeros_like(p.logits) if origin is None else origin.logits)[..., None]
+    logits = _log_odds(p)
+    phi = _arc(logits, torch.zeros_like(logits) if origin is None else _log_odds(origin))[..., None]
     return phi, phi
 
 
@@ -70,7 +85,8 @@ def _(p: Binomial, origin: Binomial | None = None) -> Dual | None:
     r"""φ = 2 √n arcsin √p, for a fixed number of trials n."""
     if not fixed(p.total_count, None if origin is None else origin.total_count):
         return None
-    arc = _arc(p.logits, torch.zeros_like(p.logits) if origin is None else origin.logits)
+    logits = _log_odds(p)
+    arc = _arc(logits, torch.zeros_like(logits) if origin is None else _log_odds(origin))
     phi = (p.total_count.sqrt() * arc)[..., None]
     return phi, phi
 
@@ -90,14 +106,14 @@ def _arc(logits: Tensor, origin: Tensor) -> Tensor:
 @rao_distance.register(Bernoulli)
 def _(p: Bernoulli, q: Bernoulli) -> Tensor:
     r"""2 |arcsin √p - arcsin √q|."""
-    return _arc(p.logits, q.logits).abs()
+    return _arc(_log_odds(p), _log_odds(q)).abs()
 
 
 @rao_distance.register(Binomial)
 def _(p: Binomial, q: Binomial) -> Tensor:
     r"""2 √n |arcsin √p - arcsin √q|, for equal numbers of trials."""
     _check_same_total_count(p, q)
-    return p.total_count.sqrt() * _arc(p.logits, q.logits).abs()
+    return p.total_count.sqrt() * _arc(_log_odds(p), _log_odds(q)).abs()
 
 
 @fisher.register
@@ -141,20 +157,20 @@ def _positive(rate: Tensor) -> Tensor:
 @fisher.register
 def _(p: Geometric) -> Information:
     r"""Coordinate logit l of the probability to stop: I = 1 - p."""
-    return Information(p.logits[..., None], root=lambda eta, u: torch.exp(0.5 * logsigmoid(-eta)) * u)
+    return Information(_log_odds(p)[..., None], root=lambda eta, u: torch.exp(0.5 * logsigmoid(-eta)) * u)
 
 
 @embed.register
 def _(p: Geometric, origin: Distribution | None = None) -> Dual:
     r"""φ = 2 artanh √(1 - p)."""
-    phi = artanh_root_sigmoid(-p.logits)[..., None]
+    phi = artanh_root_sigmoid(-_log_odds(p))[..., None]
     return phi, phi
 
 
 @rao_distance.register(Geometric)
 def _(p: Geometric, q: Geometric) -> Tensor:
     r"""2 |artanh √(1 - p) - artanh √(1 - q)|."""
-    return (artanh_root_sigmoid(-p.logits) - artanh_root_sigmoid(-q.logits)).abs()
+    return (artanh_root_sigmoid(-_log_odds(p)) - artanh_root_sigmoid(-_log_odds(q))).abs()
 
 
 @fisher.register
@@ -164,7 +180,7 @@ def _(p: NegativeBinomial) -> Information:
     :math:`dl + dr/r` is the change of the logarithm of the mean :math:`\mu = r e^l`, orthogonal to that of *r*, and *J* is
     `dispersion_information`. Where no total count moves, J is not computed.
     """
-    return Information(torch.stack([p.total_count, p.logits], -1), root=_negative_binomial_root)
+    return Information(torch.stack([p.total_count, _log_odds(p)], -1), root=_negative_binomial_root)
 
 
 def _negative_binomial_root(eta: Tensor, u: Tensor) -> Tensor:
@@ -192,7 +208,7 @@ def _(p: NegativeBinomial, origin: NegativeBinomial | None = None) -> Dual | Non
 
 
 def _negative_binomial_arc(p: NegativeBinomial) -> Tensor:
-    return p.total_count.sqrt() * artanh_root_sigmoid(p.logits)
+    return p.total_count.sqrt() * artanh_root_sigmoid(_log_odds(p))
 
 
 @rao_distance.register(NegativeBinomial)
@@ -209,14 +225,14 @@ def _(p: NegativeBinomial, q: NegativeBinomial) -> Tensor:
 @fisher.register(OneHotCategorical)
 def _(p: Categorical | OneHotCategorical) -> Information:
     r"""Coordinates logits: I = diag(p) - ppᵀ."""
-    return Information(_finite(p.logits), root=_simplex_root)
+    return Information(_log_probs(p), root=_simplex_root)
 
 
 @fisher.register
 def _(p: Multinomial) -> Information:
     r"""Coordinates logits: I = n (diag(p) - ppᵀ)."""
     scale = math.sqrt(p.total_count)
-    return Information(_finite(p.logits), root=lambda eta, u: scale * _simplex_root(eta, u))
+    return Information(_log_probs(p), root=lambda eta, u: scale * _simplex_root(eta, u))
 
 
 def _simplex_root(eta: Tensor, u: Tensor) -> Tensor:
@@ -224,23 +240,27 @@ def _simplex_root(eta: Tensor, u: Tensor) -> Tensor:
     return torch.exp(0.5 * torch.log_softmax(eta, -1)) * (u - (p * u).sum(-1, keepdim=True))
 
 
-def _finite(logits: Tensor) -> Tensor:
-    """Logits with a number in the place of -inf, the mask of an impossible category."""
-    return logits.clamp_min(torch.finfo(logits.dtype).min)
+def _log_probs(p: Categorical | OneHotCategorical | Multinomial) -> Tensor:
+    """Logits with a finite number in the place of -inf, the mask of an impossible category."""
+    categorical = p if isinstance(p, Categorical) else p._categorical
+    limits = torch.finfo(categorical.probs.dtype)
+    if not _given_probs(categorical):
+        return categorical.logits.clamp_min(limits.min)
+    return torch.log(categorical.probs.clamp_min(limits.tiny))
 
 
 @embed.register(Categorical)
 @embed.register(OneHotCategorical)
 def _(p: Categorical | OneHotCategorical, origin: Distribution | None = None) -> Dual:
     r"""φ = 2 √p, on a sphere of radius 2."""
-    phi = 2 * _root_probs(p.logits)
+    phi = 2 * _root_probs(_log_probs(p))
     return phi, phi
 
 
 @embed.register
 def _(p: Multinomial, origin: Distribution | None = None) -> Dual:
     r"""φ = 2 √(n p), on a sphere of radius 2 √n."""
-    phi = 2 * math.sqrt(p.total_count) * _root_probs(p.logits)
+    phi = 2 * math.sqrt(p.total_count) * _root_probs(_log_probs(p))
     return phi, phi
 
 
@@ -248,14 +268,14 @@ def _(p: Multinomial, origin: Distribution | None = None) -> Dual:
 @rao_distance.register(OneHotCategorical)
 def _(p: Categorical | OneHotCategorical, q: Categorical | OneHotCategorical) -> Tensor:
     r"""2 arccos Σ √(p q) = 4 arcsin(|√p - √q| / 2). (The paper prints half of it.)"""
-    return _simplex_distance(p.logits, q.logits)
+    return _simplex_distance(_log_probs(p), _log_probs(q))
 
 
 @rao_distance.register(Multinomial)
 def _(p: Multinomial, q: Multinomial) -> Tensor:
     r"""2 √n arccos Σ √(p q), for equal sample sizes n."""
     _check_same_total_count(p, q)
-    return math.sqrt(p.total_count) * _simplex_distance(p.logits, q.logits)
+    return math.sqrt(p.total_count) * _simplex_distance(_log_probs(p), _log_probs(q))
 
 
 def _simplex_distance(logits: Tensor, other: Tensor) -> Tensor:
@@ -264,7 +284,7 @@ def _simplex_distance(logits: Tensor, other: Tensor) -> Tensor:
 
 
 def _root_probs(logits: Tensor) -> Tensor:
-    return torch.exp(0.5 * torch.log_softmax(_finite(logits), -1))
+    return torch.exp(0.5 * torch.log_softmax(logits, -1))
 
 
 def _check_same_total_count(p: Distribution, q: Distribution) -> None:
