@@ -377,7 +377,9 @@ def test_different_total_counts_are_refused(family):
 
 def test_different_transforms_are_refused():
     p, q = Kumaraswamy(tensor(1.0), tensor(2.0)), Kumaraswamy(tensor(1.5), tensor(2.0))
-    with pytest.raises(NotImplementedError, match=r"depend on the code.*Move the parameters into the base distribution"):
+    with pytest.raises(
+        NotImplementedError, match=r"depend on the code.*Move the parameters into the base distribution"
+    ):
         pb.kl(p, q)
 
 

@@ -45,6 +45,7 @@ from torch.distributions import (
 from torch.nn.functional import softplus
 
 import pullback as pb
+import pullback.testing
 from problems import PROBLEMS, Problem
 from pullback._metric.contraction import pulled_back
 

@@ -36,7 +36,7 @@ class Hessian:
 
 @dataclass(frozen=True)
 class OneSidedDifference:
-    r"""The finite-difference system of Arvanitidis et al. 2022, Proposition 3.4 (*approximating the metric*), with error :math:`O(\epsilon)`.
+    r"""The finite-difference system of Arvanitidis et al. 2022, Proposition 3.4, with error :math:`O(\epsilon)`.
 
     With :math:`\delta_i = \epsilon e_i` and D scaled so that it is a squared length,
 
@@ -48,7 +48,7 @@ class OneSidedDifference:
     **Arguments:**
 
     - `eps`: the step; by default the cube root of the precision of the codes' dtype. In float32 the rounding of the
-      divergence divided by ``eps²`` leaves two digits at best.
+      divergence divided by ``eps²`` leaves about two digits.
     """
 
     eps: float | None = None

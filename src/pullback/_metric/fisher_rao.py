@@ -21,7 +21,7 @@ class FisherRaoMetric(Metric):
     r"""The pulled-back Fisher-Rao metric :math:`M(z) = J_h(z)^\top I(h(z)) J_h(z)` of a decoder h.
 
     Closed form: the family's information (`pullback.fisher`) contracted with the Jacobian of the decoder's parameters,
-    obtained in one forward-mode sweep. Arvanitidis et al. 2022, Proposition 3.1. Families whose information is estimated
+    obtained in one forward-mode sweep. Arvanitidis et al. 2022, Proposition 3.2. Families whose information is estimated
     (mixtures; see `pullback.score_information`) are evaluated code by code with fixed noise.
 
     `ds2` is the family's squared chord (`pullback.embed`) where it has one, twice the symmetrised Kullback-Leibler
