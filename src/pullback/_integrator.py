@@ -156,8 +156,11 @@ def _advance(
 def _outcomes(batch: _Batch, finished: Tensor, finite: Tensor, max_steps: int) -> Tensor:
     outcome = torch.full_like(batch.rows, -1)
     outcome[batch.tries >= max_steps] = Outcome.TOO_MANY_STEPS
-    stuck = batch.h < torch.finfo(batch.h.dtype).eps ** (2 / 3)
-    outcome[stuck] = torch.where(finite[stuck], int(Outcome.STEP_TOO_SMALL), int(Outcome.NOT_FINITE))
+    eps = torch.finfo(batch.h.dtype).eps
+    outcome[batch.h < eps ** (2 / 3)] = Outcome.STEP_TOO_SMALL
+    outcome[~finite & (batch.h < eps ** (1 / 3))] = (
+        Outcome.NOT_FINITE
+    )  # a wall: its place need not be known to all digits
     outcome[finished] = Outcome.FINISHED
     return outcome
 

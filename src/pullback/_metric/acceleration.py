@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pullback._calculus import Map, Tensors, directional, pushforward
-from pullback._decoder import unvalidated
+from pullback._decoder import DecoderError, unvalidated
 from pullback._metric.base import Metric
 
 _CHUNK = 2**25  # numbers held at once
@@ -139,6 +139,17 @@ def _variable(z: Tensor) -> Tensor:
 
 
 def _lagrangian(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
+    """The Lagrangian form; NaN at the codes where the decoder breaks its contract, which are found by halving the batch."""
+    try:
+        return _euler_lagrange(metric, z, v)
+    except DecoderError:
+        if z.ndim == 1 or len(z) == 1:
+            return torch.full_like(v, torch.nan)
+        halves = zip(z.tensor_split(2), v.tensor_split(2), strict=True)
+        return torch.cat([_lagrangian(metric, *half) for half in halves])
+
+
+def _euler_lagrange(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
     keep, grad = differentiable(z, v), torch.autograd.grad
     with torch.enable_grad():
         x = _variable(z)
