@@ -30,7 +30,7 @@ from pullback._solver.newton import Descent, Minimizer
 from pullback._solver.rows import concatenate, take
 
 _COARSE_STEPS = 15  # on all levels but the finest: a curve that takes longer is better off with more segments
-_SIGHT = 1.3  # a level whose chords see less energy than this share of what finer ones see is left out
+_SIGHT = 1.15  # a level is left out if finer chords see more than so many times the energy its own do
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Measurement:
     error: Tensor
 
 
-def measure(discrete: DiscreteEnergy, nodes: Tensor) -> Measurement:
-    """Measures the splines through ``nodes`` of T segments on 4T segments."""
+def measure(discrete: DiscreteEnergy, nodes: Tensor, smooth: Tensor) -> Measurement:
+    """Measures paths with ``nodes`` of T segments on 4T segments."""
     T = nodes.shape[1] - 1
-    chords = discrete.chords(refine(nodes, 4), 4)
+    chords = discrete.chords(_resample(nodes, 4 * T, smooth), 4)
     energy, error = romberg(*(m * c.sum(-1) for m, c in zip((T, 2 * T, 4 * T), chords, strict=True)))
     length, _ = romberg(*(c.clamp_min(0).sqrt().sum(-1) for c in chords))
     return Measurement(energy, length, error / energy.clamp_min(torch.finfo(energy.dtype).tiny))
@@ -58,7 +58,7 @@ def romberg(coarse: Tensor, middle: Tensor, fine: Tensor) -> tuple[Tensor, Tenso
     it is, and the last difference as its error.
     """
     first, second = middle + (middle - coarse) / 3, fine + (fine - middle) / 3
-    regular = (fine - middle).abs() <= 0.5 * (middle - coarse).abs() + 1e-12 * fine.abs()
+    regular = (fine - middle).abs() <= 0.35 * (middle - coarse).abs() + 1e-12 * fine.abs()
     value = torch.where(regular, second + (second - first) / 15, fine)
     return value, torch.where(regular, (second - first).abs() / 15, (fine - middle).abs())
 
@@ -87,6 +87,7 @@ class Paths:
     index: Tensor
     nodes: Tensor  # (B, T + 1, d)
     best: Tensor  # (B, N + 1, d), N a multiple of T
+    smooth: Tensor  # whether `best` stands for the spline through it, or, at the start, for straight pieces
     damping: Tensor
     energy: Tensor
     length: Tensor
@@ -132,8 +133,8 @@ class GaussNewton(Solver):
     def _start(self, discrete: DiscreteEnergy, nodes: Tensor) -> tuple[dict[int, list[Paths]], list[Paths]]:
         """Sends each start path to the coarsest level whose chords see what finer ones see; bad ones are done at once."""
         num_segments = min(256, self.max_segments) if nodes.shape[1] > 2 else 4 * self.min_segments
-        paths = _new_paths(Polyline(nodes).resample(num_segments + 1))
-        chords = discrete.chords(Polyline(nodes).resample(4 * num_segments + 1), 4 * num_segments // self.min_segments)
+        start = Polyline(nodes).resample(num_segments + 1)
+        paths, chords = _new_paths(start), discrete.chords(start, num_segments // self.min_segments)
         energies = torch.stack([c.shape[1] * c.sum(-1) for c in chords])
         paths.energy, paths.length = energies[-1], chords[-1].clamp_min(0).sqrt().sum(-1)
         ends = discrete.chords(nodes[:, [0, -1]])[0][:, 0]
@@ -141,7 +142,7 @@ class GaussNewton(Solver):
         paths.status[~finite] = Status.NOT_FINITE
         paths.status[~torch.isfinite(ends)] = Status.BAD_END_POINT
 
-        blind = energies[:-2] < paths.energy / _SIGHT
+        blind = energies[:-1] < paths.energy / _SIGHT
         skipped = (blind.flip(0).cummax(0).values).sum(0)  # levels up to and including the last that is blind
         waiting = {}
         for k in skipped[finite].unique().tolist():
@@ -156,34 +157,44 @@ class GaussNewton(Solver):
         level = paths.nodes.shape[1] - 1
         last = 2 * level > self.max_segments
         max_steps = self.max_steps if last else min(_COARSE_STEPS, self.max_steps)
-        descent = Minimizer(rtol=self.rtol, max_steps=max_steps).run(discrete, paths.nodes, paths.damping)
-        found = measure(discrete, descent.nodes)
-        new = _better(paths, descent, found)
+        rtol = self.rtol if level > self.min_segments else 30 * self.rtol  # the first level is only compared with
+        descent = Minimizer(rtol=rtol, max_steps=max_steps).run(discrete, paths.nodes, paths.damping)
+        found = measure(discrete, descent.nodes, torch.ones_like(descent.exact))
+        new = _better(discrete, paths, descent, found)
         usable = (descent.status == Status.CONVERGED) | (descent.status == Status.STALLED) | last
         slow = (new.error <= self.accept) & (new.error > paths.error / 3)
         finished = (usable & ((new.error <= self.rtol) | slow)) | last
         good = usable & (new.error <= self.accept)
         new.status = torch.where(good, Status.CONVERGED, torch.where(usable, Status.UNRESOLVED, descent.status))
         rest = take(new, ~finished)
-        rest.nodes = _resample(rest.best, 2 * level)
+        rest.nodes = _resample(rest.best, 2 * level, rest.smooth)
         return take(new, finished), rest
 
 
-def _better(paths: Paths, descent: Descent, found: Measurement) -> Paths:
-    """The path a level found, or the one it started from where that has less energy."""
-    worse = ~(found.energy <= paths.energy * (1 + 1e-4))
+def _better(discrete: DiscreteEnergy, paths: Paths, descent: Descent, found: Measurement) -> Paths:
+    """The path a level found, or the one it started from where that has less energy, measured as finely."""
+    bound = found.energy * (1 + found.error)
+    blind = found.energy > _SIGHT * descent.energy  # the nodes hop over walls that only the refinement sees
+    worse = blind | ~(bound <= paths.energy * (1 + 1e-4))
+    if worse.any():
+        again = measure(discrete, paths.best[worse], paths.smooth[worse])
+        paths.energy[worse], paths.length[worse] = again.energy, again.length
+        worse = blind | ~(bound <= paths.energy * (1 + 1e-4))
     scale = paths.energy.clamp_min(torch.finfo(found.energy.dtype).tiny)
     change = (found.energy - paths.energy).abs() / scale
-    change = torch.where(worse, change, change / 15)  # minima of order four differ by fifteen times what the finer lacks
+    change = torch.where(
+        worse, change, change / 15
+    )  # minima of order four differ by fifteen times what the finer lacks
     change = torch.where(paths.error.isnan(), torch.inf, change.nan_to_num(torch.inf))
     left = torch.where(descent.status == Status.MAX_STEPS, 10 * descent.predicted / scale, 0.0)
     error = 0.5 * (found.error + change + left)  # of the length, half that of the energy
     width = max(paths.best.shape[1], descent.nodes.shape[1]) - 1
-    kept, new = _resample(paths.best, width), _resample(descent.nodes, width)
+    kept, new = _resample(paths.best, width, paths.smooth), _resample(descent.nodes, width, torch.ones_like(worse))
     return Paths(
         index=paths.index,
         nodes=descent.nodes,
         best=torch.where(worse[:, None, None], kept, new),
+        smooth=torch.where(worse, paths.smooth, True),
         damping=descent.damping,
         energy=torch.where(worse, paths.energy, found.energy),
         length=torch.where(worse, paths.length, found.length),
@@ -194,10 +205,13 @@ def _better(paths: Paths, descent: Descent, found: Measurement) -> Paths:
     )
 
 
-def _resample(nodes: Tensor, num_segments: int) -> Tensor:
+def _resample(nodes: Tensor, num_segments: int, smooth: Tensor) -> Tensor:
     """Nodes on `num_segments` segments, a multiple or a divisor of the present number."""
     present = nodes.shape[1] - 1
-    return nodes[:, :: present // num_segments] if num_segments < present else refine(nodes, num_segments // present)
+    if num_segments <= present:
+        return nodes[:, :: present // num_segments]
+    bent, straight = refine(nodes, num_segments // present), Polyline(nodes).resample(num_segments + 1)
+    return torch.where(smooth[:, None, None], bent, straight)
 
 
 def _new_paths(nodes: Tensor) -> Paths:
@@ -207,6 +221,7 @@ def _new_paths(nodes: Tensor) -> Paths:
         index=index,
         nodes=nodes,
         best=nodes,
+        smooth=torch.zeros_like(index, dtype=torch.bool),
         damping=torch.full_like(unknown, 0.1),
         energy=unknown,
         length=unknown,
@@ -223,7 +238,7 @@ def _assemble(done: list[Paths], discrete: DiscreteEnergy) -> Solution:
     finest = max(paths.best.shape[1] - 1 for paths in done)
     num_segments = torch.cat([torch.full_like(paths.index, level) for paths, level in zip(done, levels, strict=True)])
     for paths in done:
-        paths.nodes = paths.best = _resample(paths.best, finest)
+        paths.nodes = paths.best = _resample(paths.best, finest, paths.smooth)
     paths = concatenate(done)
     order = paths.index.argsort()
     paths = take(paths, order)

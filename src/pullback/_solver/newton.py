@@ -53,8 +53,9 @@ class Descent:
 class Minimizer:
     r"""Levenberg-Marquardt on the energy of discrete curves, each with its own damping (Nielsen's gain-ratio rule).
 
-    Steps solve ``(H + λ D) s = -g``, with H the Gauss-Newton matrix, or the exact Hessian once the predicted decrease falls below
-    `exact_below` of the energy and as long as that Hessian is positive definite. The damping matrix D is the diagonal of H over
+    Steps solve ``(H + λ D) s = -g``, with H the Gauss-Newton matrix, or the exact Hessian once the predicted decrease is below
+    `exact_below` of the energy, has not fallen to less than `exact_above` of the last one (Gauss-Newton is then fast enough, and
+    costs a third), and as long as that Hessian is positive definite. The damping matrix D is the diagonal of H over
     T², so that λ = 1 balances the smoothest deformations of the curve at every resolution; a small multiple of its mean keeps
     directions the decoder ignores from running away. A curve has converged when the decrease still to come, estimated from
     the last two predicted decreases, is below `rtol` of its energy; it then leaves the batch.
@@ -63,6 +64,7 @@ class Minimizer:
     rtol: float
     max_steps: int
     exact_below: float = 1e-2
+    exact_above: float = 0.1
 
     def run(self, discrete: DiscreteEnergy, nodes: Tensor, damping: Tensor) -> Descent:
         """Descends from ``nodes``; returns all curves in their order, each with a `Status`."""
@@ -84,14 +86,14 @@ class Minimizer:
         """One step of every curve. The trial is expanded at once: most are accepted, and then the next step needs it."""
         step, predicted, positive = _solve(curves, model)
         trial = curves.nodes + torch.nn.functional.pad(step, (0, 0, 1, 1))
-        near = positive & (predicted < self.exact_below * model.energy) & ~curves.barred
+        rate = torch.where(curves.predicted.isinf(), 1.0, (predicted / curves.predicted).clamp_max(1.0))
+        near = (predicted < self.exact_below * model.energy) & (rate > self.exact_above) & positive & ~curves.barred
         ahead = discrete.expand(trial, near)
         noise = 64 * torch.finfo(trial.dtype).eps * model.energy
         flat = positive & (predicted <= noise)
         gain = (model.energy - ahead.energy) / predicted
         accepted = positive & torch.where(flat, ahead.energy <= model.energy + noise, gain > 1e-3)
 
-        rate = torch.where(curves.predicted.isinf(), 1.0, (predicted / curves.predicted).clamp_max(1.0))
         light = curves.damping <= 1.0
         converged = flat | (accepted & light & (predicted * rate <= self.rtol * ahead.energy))
         curves = _moved(curves, trial, ahead.energy, accepted, predicted, near)
