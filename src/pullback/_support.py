@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from sklearn.cluster import KMeans, MiniBatchKMeans
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 _MAX_CENTERS = 512
@@ -169,7 +170,10 @@ def _k_means(codes: Tensor, num_centers: int, random_state: int) -> np.ndarray:
         model = KMeans(num_centers, random_state=random_state)
     else:
         model = MiniBatchKMeans(num_centers, batch_size=4096, random_state=random_state)
-    return np.asarray(model.fit(points).cluster_centers_)
+    with threadpool_limits(
+        1
+    ):  # its threads wait for each other at every small step; on a busy machine that costs ten times the work
+        return np.asarray(model.fit(points).cluster_centers_)
 
 
 def _automatic_scale(centers: Tensor, codes: Tensor) -> Tensor:
