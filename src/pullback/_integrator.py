@@ -15,6 +15,7 @@ and per-trajectory constants, where needed, are components of the state.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -169,22 +170,28 @@ def _stages(field: Field, batch: _Batch, h: Tensor) -> tuple[list[Tensor], Tenso
     """The thirteen stage velocities and the new state; the last stage is the first of the next step."""
     stages = [batch.k]
     for row in range(1, _NUM_STAGES):
-        stages.append(field(batch.y + h[:, None] * _combine(DOP853.A[row, :row], stages)))
-    new = batch.y + h[:, None] * _combine(DOP853.B, stages)
+        stages.append(field(batch.y + h[:, None] * _combine("A", row, stages)))
+    new = batch.y + h[:, None] * _combine("B", 0, stages)
     stages.append(field(new))
     return stages, new
 
 
-def _combine(weights: np.ndarray, stages: list[Tensor]) -> Tensor:
-    """The weighted sum of the stages, each ``(n, k)``."""
+def _combine(table: str, row: int, stages: list[Tensor]) -> Tensor:
+    """The sum of the stages, each ``(n, k)``, weighted by a row of the method's coefficients."""
     k = torch.stack(stages)
-    return torch.tensordot(torch.as_tensor(weights, dtype=k.dtype, device=k.device), k, 1)
+    return torch.tensordot(_coefficients(table, k.dtype, k.device)[row, : len(stages)], k, 1)
+
+
+@functools.lru_cache
+def _coefficients(table: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.as_tensor(np.atleast_2d(getattr(DOP853, table)), dtype=dtype, device=device)
 
 
 def _error(stages: list[Tensor], h: Tensor, scale: Tensor) -> Tensor:
     """Estimated error over tolerance: the estimate of order five, damped where that of order three is much larger."""
-    fifth = (_combine(DOP853.E5, stages) / scale).detach().abs().amax(-1)
-    third = (_combine(DOP853.E3, stages) / scale).detach().abs().amax(-1)
+    fifth = (_combine("E5", 0, stages) / scale).detach().abs().amax(-1)
+    third = (_combine("E3", 0, stages) / scale).detach().abs().amax(-1)
     return h * torch.where(fifth == 0, 0, fifth**2 / (fifth**2 + 0.01 * third**2).sqrt())
 
 
@@ -207,10 +214,10 @@ def _initial_step(field: Field, y: Tensor, k: Tensor, rtol: float, atol: Tensor)
 def _polynomial(field: Field, y: Tensor, new: Tensor, stages: list[Tensor], h: Tensor) -> Tensor:
     """The interpolant's eight coefficients, ``(n, 8, k)``, in the nested basis of `_interpolate`; three more stages."""
     h, stages = h[:, None], list(stages)
-    for row in DOP853.A_EXTRA:
-        stages.append(field(y + h * _combine(row[: len(stages)], stages)))
+    for row in range(len(DOP853.A_EXTRA)):
+        stages.append(field(y + h * _combine("A_EXTRA", row, stages)))
     rise, start, end = new - y, h * stages[0], h * stages[_NUM_STAGES]
-    higher = [h * _combine(row, stages) for row in DOP853.D]
+    higher = [h * _combine("D", row, stages) for row in range(len(DOP853.D))]
     return torch.stack([y, rise, start - rise, 2 * rise - start - end, *higher], 1)
 
 
