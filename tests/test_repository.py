@@ -30,7 +30,7 @@ ORDER = [
     {"_families"},
     {"_affinity", "_bures", "_elementary", "_kl"},
     {"_divergence"},
-    {"_support", "_uncertainty", "_reweighting", "_rbf"},
+    {"_support", "_uncertainty", "_reweighting", "_rbf", "_ensemble", "_gaussian_process"},
     {"_metric"},
     {"_extrapolation"},
     {"_curve"},
