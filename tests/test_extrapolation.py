@@ -142,7 +142,7 @@ def test_paths_through_the_void_are_told_apart():
 
     def solve(decoder: nn.Module) -> pb.Geodesic:
         metric = pb.FisherRaoMetric(decoder)
-        return pb.geodesic(metric, ends[:4], ends[4:], init=pb.Lattice.fit(metric, CODES))
+        return pb.geodesic(metric, ends[:2], ends[4:6], init=pb.Lattice.fit(metric, CODES))
 
     closed, void = solve(pb.Extrapolated(decoder, support)), solve(pb.Reweighted(decoder, support, beta=-2.0))
     radius = [path.curve(torch.linspace(0, 1, 500, dtype=F64)).norm(dim=-1) for path in (closed, void)]

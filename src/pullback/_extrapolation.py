@@ -74,7 +74,7 @@ class Extrapolated(nn.Module):
         super().__init__()
         self.decoder = decoder
         self.support = support
-        self.register_buffer("strength", torch.as_tensor(strength or 0.0).to(support.scale))
+        self.register_buffer("strength", support.scale.new_tensor(strength or 0.0))
         if strength is None:
             self.calibrate()
 

@@ -66,7 +66,7 @@ class GPDecoder(nn.Module):
                 raise ValueError(
                     f"{name} is {value}; it must be positive. GPDecoder.fit(codes, x) finds it from the data."
                 )
-            self.register_buffer(name, torch.as_tensor(value).to(codes))
+            self.register_buffer(name, codes.new_tensor(value))
         self.noisy = noisy
         self.register_buffer("origin", codes.mean(0))
         self.register_buffer("codes", codes - self.origin)

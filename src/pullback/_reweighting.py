@@ -54,9 +54,7 @@ class Reweighted(nn.Module):
         self.support = support
         self.target = target
         self.smooth = smooth
-        self.register_buffer(
-            "beta", _automatic_beta(support) if beta is None else torch.as_tensor(beta).to(support.scale)
-        )
+        self.register_buffer("beta", _automatic_beta(support) if beta is None else support.scale.new_tensor(beta))
         z = support.centers[:1]
         self._faded(decode(decoder, z), z)  # a family without rules is refused here, not in the middle of a path
 

@@ -83,7 +83,7 @@ class Support(nn.Module):
         num_distinct = len(np.unique(codes.detach().cpu().numpy(), axis=0))
         k = _num_centers(len(codes), num_distinct, num_centers)
         centers = torch.as_tensor(_k_means(codes, k, random_state)).to(codes)
-        h = _automatic_scale(centers, codes) if scale is None else torch.as_tensor(scale).to(codes)
+        h = _automatic_scale(centers, codes) if scale is None else codes.new_tensor(scale)
         spread = (codes - codes.mean(0)).detach().square().sum(-1).mean().sqrt()
         support = cls(centers, scale=h, edge=torch.zeros_like(h), spread=spread)
         distances = torch.cat([support.distance2(chunk) for chunk in codes.detach().split(4096)])

@@ -42,12 +42,12 @@ class EnsembleMetric(Metric):
 
     **Arguments:**
 
-    - `decoder`: the ensemble.
+    - `ensemble`: the members.
     - `correlation_length`: :math:`\epsilon`, the latent distance over which members are drawn anew: small, and disagreement dominates. The
       `scale` of a `Support` of the codes is a natural choice. ``math.inf`` keeps one member for the whole curve.
     """
 
-    decoder: EnsembleDecoder
+    ensemble: EnsembleDecoder
     correlation_length: float
 
     def __post_init__(self) -> None:
@@ -56,6 +56,11 @@ class EnsembleMetric(Metric):
                 f"correlation_length is {self.correlation_length}; it must be positive: a distance in the latent space, such as "
                 "Support.fit(codes).scale.item(), or math.inf."
             )
+
+    @property
+    def decoder(self) -> EnsembleDecoder:
+        """The members' average as a decoder."""
+        return self.ensemble
 
     def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
         average = torch.stack([metric.tensor(z) for metric in self._members()]).mean(0)
@@ -84,12 +89,12 @@ class EnsembleMetric(Metric):
 
     def disagreement(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
         """V(z), the mean squared distance between the distributions of two members drawn independently."""
-        decoded = [decode(observed(member), z) for member in self.decoder.members]
+        decoded = [decode(observed(member), z) for member in self.ensemble.members]
         pairs = torch.stack([_squared_distance(p, q, z.ndim - 1) for p, q in combinations(decoded, 2)])
         return 2 * pairs.sum(0) / len(decoded) ** 2
 
     def _members(self) -> list[FisherRaoMetric]:
-        return [FisherRaoMetric(member) for member in self.decoder.members]
+        return [FisherRaoMetric(member) for member in self.ensemble.members]
 
 
 def _squared_distance(p: Distribution, q: Distribution, num_batch: int) -> Tensor:

@@ -29,34 +29,39 @@ class GPExpectedMetric(Metric):
 
     **Arguments:**
 
-    - `decoder`: the posterior.
+    - `process`: the posterior.
     """
 
-    decoder: GPDecoder
+    process: GPDecoder
+
+    @property
+    def decoder(self) -> GPDecoder:
+        """The process as a decoder."""
+        return self.process
 
     def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
-        (_,), (tangents,) = pushforward(lambda z: (self.decoder.features(z),), z)
+        (_,), (tangents,) = pushforward(lambda z: (self.process.features(z),), z)
         whitened = tangents.movedim(0, -2)
-        mean = whitened @ self.decoder.weights
+        mean = whitened @ self.process.weights
         eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
         covariance = self._prior_slope2() * eye - whitened @ whitened.mT
-        return mean @ mean.mT + self.decoder.weights.shape[1] * covariance
+        return mean @ mean.mT + self.process.weights.shape[1] * covariance
 
     def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
-        step = self.decoder.features(b) - self.decoder.features(a)
+        step = self.process.features(b) - self.process.features(a)
         covariance = self._prior_slope2() * (b - a).square().sum(-1) - step.square().sum(-1)
-        mean = step @ self.decoder.weights
-        return mean.square().sum(-1) + self.decoder.weights.shape[1] * covariance
+        mean = step @ self.process.weights
+        return mean.square().sum(-1) + self.process.weights.shape[1] * covariance
 
     def embed(
         self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        root = self.decoder.weights.shape[1] ** 0.5
-        w = self.decoder.features(z)
+        root = self.process.weights.shape[1] ** 0.5
+        w = self.process.features(z)
         shared = torch.cat(
-            [w @ self.decoder.weights, root * self._prior_slope2().sqrt() * (z - self.decoder.origin)], -1
+            [w @ self.process.weights, root * self._prior_slope2().sqrt() * (z - self.process.origin)], -1
         )
         return torch.cat([shared, root * w], -1), torch.cat([shared, -root * w], -1)
 
     def _prior_slope2(self) -> Tensor:
-        return (self.decoder.signal / self.decoder.lengthscale).square()
+        return (self.process.signal / self.process.lengthscale).square()
