@@ -128,7 +128,7 @@ def main() -> None:
     for grad in (False, True):
         for threads in (1, 2):
             for dtype in (torch.float32, torch.float64):
-                compare(1000, dtype, threads, grad, rounds=20)
+                compare(1000, dtype, threads, grad, rounds=10)
                 compare(1, dtype, threads, grad, rounds=200)
     if sys.platform == "linux":
         subprocess.run([sys.executable, __file__, "--memory"], check=True)
