@@ -39,7 +39,7 @@ bench: .venv/.bench  ## print the comparisons of benchmarks/
 	$(BIN)/python benchmarks/metric.py
 
 docs: .venv/.installed  ## build the documentation into docs/_build/html, running every snippet
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python -m sphinx -W -E --keep-going -q -b html docs docs/_build/html
 
 clean:  ## remove everything that make made
 	rm -rf .venv out docs/_build docs/jupyter_execute .pytest_cache .ruff_cache .hypothesis
