@@ -11,11 +11,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pullback._curve import CubicSpline, Curve
+from pullback._decoder import unvalidated
 from pullback._metric.base import Metric
 from pullback._metric.steps import squared_steps
 from pullback._solver.base import Solution, Solver, Status
-from pullback._solver.gauss_newton import GaussNewton, refine
+from pullback._solver.gauss_newton import GaussNewton
 from pullback._solver.graph import Graph
+from pullback._solver.levels import refine
 from pullback._support import Support
 
 Start = Graph | Curve | Tensor | None
@@ -153,8 +155,8 @@ def _pairs(metric: Metric, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, torch.
 def _check_dimension(metric: Metric, z: Tensor) -> None:
     """A decoder's own complaint about shapes or devices, with what it was given."""
     try:
-        with torch.no_grad():
-            metric.ds2(torch.zeros_like(z[:2]), torch.zeros_like(z[:2]))
+        with torch.no_grad(), unvalidated():
+            metric.ds2(z[:2].nan_to_num(), z[:2].nan_to_num())
     except RuntimeError as error:
         raise ValueError(
             f"The decoder does not take codes of {z.shape[-1]} dimensions, {z.dtype}, on {z.device}. Pass codes of its latent "

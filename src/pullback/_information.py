@@ -31,6 +31,8 @@ class Information:
     - `root`: ``root(eta, u)`` of shape ``(*m, *b, r)`` with :math:`|\mathrm{root}(\eta, u)|^2 = u^\top I(\eta) u`. Keeps the
       pulled-back metric positive semi-definite by construction.
     - `product`: ``product(eta, u)`` :math:`= I(\eta) u`, of the shape of ``u``.
+    - `isometric`: True promises that `root` is the derivative of the family's Euclidean embedding (`pullback.embed`), entry by entry,
+      which saves the solvers from differentiating the embedding.
     - `exact`: False where the information is an estimate (see `pullback.score_information`).
     """
 
@@ -38,6 +40,7 @@ class Information:
     root: Linear | None = None
     product: Linear | None = None
     exact: bool = True
+    isometric: bool = False
 
     def __post_init__(self) -> None:
         if (self.root is None) == (self.product is None):

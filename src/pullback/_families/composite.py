@@ -8,6 +8,7 @@ information of a mixture is an integral without a closed form and goes through t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -134,7 +135,7 @@ def merged(info: Information, features: Size) -> Information:
         return lambda eta, u: act(eta.unflatten(-1, shape), u.unflatten(-1, shape)).flatten(-len(shape))
 
     eta = info.eta.flatten(-len(shape))
-    return Information(eta, root=lifted(info.root), product=lifted(info.product), exact=info.exact)
+    return replace(info, eta=eta, root=lifted(info.root), product=lifted(info.product))
 
 
 def joined(parts: Sequence[Information]) -> Information:
@@ -144,7 +145,8 @@ def joined(parts: Sequence[Information]) -> Information:
     exact = all(part.exact for part in parts)
     eta = torch.cat([part.eta for part in parts], dim=-1)
     if len(roots) == len(parts):
-        return Information(eta, root=_side_by_side(roots, sizes), exact=exact)
+        isometric = all(part.isometric for part in parts)
+        return Information(eta, root=_side_by_side(roots, sizes), exact=exact, isometric=isometric)
     return Information(eta, product=_side_by_side([_product(part) for part in parts], sizes), exact=exact)
 
 

@@ -43,14 +43,18 @@ from pullback._special import artanh_root_sigmoid, dispersion_information, lange
 @fisher.register
 def _(p: Bernoulli) -> Information:
     r"""Coordinate logit l: I = p(1 - p)."""
-    return Information(_log_odds(p)[..., None], root=lambda eta, u: _deviation(eta) * u)
+    return Information(_log_odds(p)[..., None], root=lambda eta, u: _deviation(eta) * u, isometric=True)
 
 
 @fisher.register
 def _(p: Binomial) -> Information:
     r"""Coordinates (logit l, n): I = n p(1 - p) ⊕ 0. The number of trials is a constant, carried along."""
     eta = torch.stack(torch.broadcast_tensors(_log_odds(p), p.total_count), -1)
-    return Information(eta, root=lambda eta, u: eta[..., 1:].sqrt() * _deviation(eta[..., :1]) * u[..., :1])
+    return Information(eta, root=_binomial_root, isometric=True)
+
+
+def _binomial_root(eta: Tensor, u: Tensor) -> Tensor:
+    return eta[..., 1:].sqrt() * _deviation(eta[..., :1]) * u[..., :1]
 
 
 def _log_odds(p: Bernoulli | Binomial | Geometric | NegativeBinomial) -> Tensor:
@@ -68,15 +72,20 @@ def _given_probs(p: Distribution) -> bool:
 
 
 def _deviation(logits: Tensor) -> Tensor:
-    r"""√(p(1 - p)), with no overflow in its derivatives either."""
-    return torch.exp(0.5 * (logsigmoid(logits) + logsigmoid(-logits)))
+    r"""√(p(1 - p)) = t / (1 + t²) with t = exp(-|l|/2): no overflow, in its derivatives either."""
+    t = torch.exp(-0.5 * _sign(logits) * logits)
+    return t / (1 + t * t)
+
+
+def _sign(logits: Tensor) -> Tensor:
+    """±1, a constant to every derivative; torch's own sign and abs are flat at 0, where a logit often is."""
+    return torch.where(logits < 0, -1.0, 1.0).to(logits.dtype)
 
 
 @embed.register
 def _(p: Bernoulli, origin: Bernoulli | None = None) -> Dual:
     r"""φ = 2 arcsin √p, counted from the origin (p = ½ if there is none)."""
-    logits = _log_odds(p)
-    phi = _arc(logits, torch.zeros_like(logits) if origin is None else _log_odds(origin))[..., None]
+    phi = _arc(_log_odds(p), None if origin is None else _log_odds(origin))[..., None]
     return phi, phi
 
 
@@ -85,19 +94,25 @@ def _(p: Binomial, origin: Binomial | None = None) -> Dual | None:
     r"""φ = 2 √n arcsin √p, for a fixed number of trials n."""
     if not fixed(p.total_count, None if origin is None else origin.total_count):
         return None
-    logits = _log_odds(p)
-    arc = _arc(logits, torch.zeros_like(logits) if origin is None else _log_odds(origin))
+    arc = _arc(_log_odds(p), None if origin is None else _log_odds(origin))
     phi = (p.total_count.sqrt() * arc)[..., None]
     return phi, phi
 
 
-def _arc(logits: Tensor, origin: Tensor) -> Tensor:
+def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
     r"""2 arcsin √σ(l) - 2 arcsin √σ(l₀) to full relative precision, also where both are saturated.
 
-    Half of it has the tangent :math:`\tanh\frac{l - l_0}{4} \cdot \frac{c}{2 - c}` with :math:`c = 1 - \tanh\frac l4 \tanh\frac{l_0}4`, and *c* is a sum
+    Counted from p = ½ it is :math:`\pm(\pi/2 - 2 \arctan t)` with :math:`t = e^{-|l|/2}`; the arctangent is taken as an arcsine, which costs
+    less than half. With an origin,
+
+    half of it has the tangent :math:`\tanh\frac{l - l_0}{4} \cdot \frac{c}{2 - c}` with :math:`c = 1 - \tanh\frac l4 \tanh\frac{l_0}4`, and *c* is a sum
     of the complements of the two factors.
     """
-    sign = torch.where(origin < 0, -1.0, 1.0).to(logits.dtype)
+    if origin is None:
+        sign = _sign(logits)
+        t = torch.exp(-0.5 * sign * logits)
+        return sign * (0.5 * math.pi - 2 * torch.asin(t * torch.rsqrt(1 + t * t)))
+    sign = _sign(origin)
     first, second = 2 * torch.sigmoid(-0.5 * sign * logits), 2 * torch.sigmoid(-0.5 * sign * origin)
     c = first + second * (1 - first)
     return 2 * torch.atan2(torch.tanh(0.25 * (logits - origin)) * c, 2 - c)
@@ -134,7 +149,7 @@ def _(p: ContinuousBernoulli, origin: Distribution | None = None) -> Dual:
 @fisher.register
 def _(p: Poisson) -> Information:
     r"""Coordinate rate λ: I = 1/λ. A rate of exactly zero that does not move contributes nothing."""
-    return Information(p.rate[..., None], root=lambda eta, u: u / _positive(eta).sqrt())
+    return Information(p.rate[..., None], root=lambda eta, u: u / _positive(eta).sqrt(), isometric=True)
 
 
 @embed.register
@@ -225,14 +240,14 @@ def _(p: NegativeBinomial, q: NegativeBinomial) -> Tensor:
 @fisher.register(OneHotCategorical)
 def _(p: Categorical | OneHotCategorical) -> Information:
     r"""Coordinates logits: I = diag(p) - ppᵀ."""
-    return Information(_log_probs(p), root=_simplex_root)
+    return Information(_log_probs(p), root=_simplex_root, isometric=True)
 
 
 @fisher.register
 def _(p: Multinomial) -> Information:
     r"""Coordinates logits: I = n (diag(p) - ppᵀ)."""
     scale = math.sqrt(p.total_count)
-    return Information(_log_probs(p), root=lambda eta, u: scale * _simplex_root(eta, u))
+    return Information(_log_probs(p), root=lambda eta, u: scale * _simplex_root(eta, u), isometric=True)
 
 
 def _simplex_root(eta: Tensor, u: Tensor) -> Tensor:

@@ -81,7 +81,10 @@ def half_line(family: type[Distribution], *, c: float) -> Callable[[Line], Line]
             )
             return phi, phi
 
-        fisher.register(family, lambda p: Information(chart(p)[..., None], root=lambda eta, u: math.sqrt(c) * u / eta))
+        def information(p: Distribution) -> Information:
+            return Information(chart(p)[..., None], root=lambda eta, u: math.sqrt(c) * u / eta, isometric=True)
+
+        fisher.register(family, information)
         embed.register(family, dual)
         rao_distance.register(family, lambda p, q: math.sqrt(c) * log_ratio(chart(q), chart(p)).abs())
         return chart

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pullback._calculus import jacobian
+
 
 class Metric(abc.ABC):
     """A Riemannian metric on the latent space (abstract).
@@ -33,6 +35,21 @@ class Metric(abc.ABC):
         (broadcastable with ``z``) near which rounding should be best; it leaves all chords unchanged.
         """
         return None
+
+    def frame(
+        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The embedding's distinct maps at ``z``, one if it is Euclidean, else two, and their Jacobians ``(d, *batch, K)``.
+
+        Constants, not differentiable: what a second-order solver needs at every node. Only for metrics with an embedding.
+        """
+
+        def parts(z: Tensor) -> tuple[Tensor, ...]:
+            dual = self.embed(z, origin=origin)
+            assert dual is not None
+            return dual[:1] if dual[0] is dual[1] else dual
+
+        return jacobian(parts, z)
 
     def inner(
         self, z: Float[Tensor, "*batch d"], u: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"]

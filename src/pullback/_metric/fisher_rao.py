@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.distributions import Distribution
 
+from pullback._calculus import jacobian
 from pullback._decoder import Decoder, decode, observed
 from pullback._divergence import symmetrized_kl
 from pullback._embedding import embed, squared_chord
 from pullback._fisher import fisher
+from pullback._information import Information
 from pullback._metric.base import Metric
 from pullback._metric.contraction import contracted, pulled_back, total
 
@@ -55,8 +59,50 @@ class FisherRaoMetric(Metric):
         dual = embed(decode(observed(self.decoder), z), origin=base)
         if dual is None:
             return None
-        phi, psi = (part.flatten(z.ndim - 1) for part in dual)
-        return (phi, phi) if dual[0] is dual[1] else (phi, psi)
+        parts = _distinct(dual, z.ndim - 1)
+        return parts[0], parts[-1]
+
+    def frame(
+        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """As for any metric; where a root is the derivative of the embedding, only the parameters are differentiated."""
+        decoder = observed(self.decoder)
+        base = None if origin is None else decode(decoder, origin)
+        found: list[tuple[Distribution, Information]] = []
+
+        def parts(z: Tensor) -> tuple[Tensor, ...]:
+            p = decode(decoder, z)
+            info = _isometry(p)
+            found[:] = [] if info is None else [(p, info)]
+            return _distinct(embed(p, origin=base), z.ndim - 1) if info is None else (info.eta,)
+
+        values, tangents = jacobian(parts, z)
+        if not found:
+            return values, tangents
+        p, info = found[0]
+        with torch.no_grad():
+            p = decode(decoder, z) if is_functorch_wrapped_tensor(info.eta) else p
+            phi = _distinct(embed(p), z.ndim - 1)
+            assert info.root is not None
+            return phi, (info.root(values[0], tangents[0]).flatten(z.ndim),)
+
+
+def _isometry(p: Distribution) -> Information | None:
+    """The information of a family whose root is the derivative of its embedding."""
+    try:
+        info = fisher(p)
+    except NotImplementedError:
+        return None
+    return info if info.isometric else None
+
+
+def _distinct(dual: tuple[Tensor, Tensor] | None, num_batch: int) -> tuple[Tensor, ...]:
+    """The maps of an embedding, flattened, once each."""
+    if dual is None:
+        raise NotImplementedError(
+            "A family without an embedding has no frame; register one with @pullback.embed.register."
+        )
+    return tuple(part.flatten(num_batch) for part in (dual[:1] if dual[0] is dual[1] else dual))
 
 
 def _secant(p: Distribution, q: Distribution, num_batch: int) -> Tensor:

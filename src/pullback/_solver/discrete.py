@@ -19,12 +19,13 @@ A metric that knows only ``tensor`` and ``ds2`` gets the Hessian of :math:`T \su
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from pullback._calculus import pushforward
+from pullback._calculus import hessian
 from pullback._metric.base import Metric
 from pullback._solver.rows import concatenate
 
@@ -84,13 +85,22 @@ class DiscreteEnergy:
 
     def energy(self, nodes: Tensor) -> Tensor:
         """``T Σ ds2``, shape ``(B,)``."""
-        return (nodes.shape[1] - 1) * self.chords(nodes)[0].sum(-1)
+        return total_energy(self.chords(nodes)[0])
 
     def expand(self, nodes: Tensor, exact: Tensor) -> Expansion:
         """The Gauss-Newton expansion; the exact one for the curves where `exact` is true."""
         size = self._chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
         parts = [self._expand(z, e) for z, e in zip(nodes.split(size), exact.split(size), strict=True)]
         return concatenate(parts)
+
+    def expand_straight(self, nodes: Tensor, substeps: int) -> Expansion:
+        """The expansion of the energy of straight pieces between nodes, each measured in so many chords.
+
+        No chord is longer than a piece over `substeps`, so nodes cannot draw together and leave one long chord across a wall.
+        """
+        fine = lerp_nodes(nodes, substeps)
+        off = torch.zeros(nodes.shape[0], dtype=torch.bool, device=nodes.device)
+        return _restrict(self.expand(fine, off), substeps)
 
     def _chunk_size(self, nodes: Tensor, copies: int) -> int:
         per_curve = nodes.shape[1] * self.num_features * nodes.element_size() * copies * max(1, self.num_parts)
@@ -118,12 +128,12 @@ class DiscreteEnergy:
         self.work.add(nodes.shape[0] * nodes.shape[1] * (1 + nodes.shape[-1]))
         if self.num_parts == 0:
             return self._expand_by_tensor(nodes)
-        origin, T = nodes[:, :1], nodes.shape[1] - 1
-        values, tangents = pushforward(lambda z: self._parts(z, origin), nodes)
+        T = nodes.shape[1] - 1
+        values, tangents = self.metric.frame(nodes, origin=nodes[:, :1] if self.num_parts == 2 else None)
         steps = [x.diff(dim=1) for x in values]
         bends = [x[:, :-1] - x[:, 1:] for x in steps]
         inner = [J.movedim(0, -2)[:, 1:-1] for J in tangents]
-        energy = T * (steps[0] * steps[-1]).sum((1, 2))
+        energy = total_energy((steps[0] * steps[-1]).sum(-1))
         gradient = T * _paired(inner, [x[..., None, :] for x in bends])[..., 0]
         diagonal = 2 * T * _paired(inner, inner)
         upper = -T * _paired([J[:, :-1] for J in inner], [J[:, 1:] for J in inner])
@@ -139,22 +149,68 @@ class DiscreteEnergy:
 
         def pairing(z: Tensor) -> Tensor:
             parts = self._parts(z, origin)
-            return (2 / len(parts)) * sum((x * bend).sum() for x, bend in zip(parts, reversed(bends), strict=True))
+            products = torch.stack([(x * bend).sum(-1) for x, bend in zip(parts, reversed(bends), strict=True)])
+            return 2 * products.mean(0)
 
-        _, (hessian,) = pushforward(lambda z: (torch.func.grad(pairing)(z),), inner)
-        hessian = hessian.movedim(0, -2)
-        return 0.5 * (hessian + hessian.mT)
+        blocks = hessian(pairing, inner)
+        return 0.5 * (blocks + blocks.mT)
 
     def _expand_by_tensor(self, nodes: Tensor) -> Expansion:
         T = nodes.shape[1] - 1
         with torch.enable_grad():
             free = nodes.detach().requires_grad_()
-            energy = T * self.metric.ds2(free[:, :-1], free[:, 1:]).sum(-1)
-            (gradient,) = torch.autograd.grad(energy.sum(), free)
+            chords = self.metric.ds2(free[:, :-1], free[:, 1:])
+            (gradient,) = torch.autograd.grad(T * chords.sum(), free)
         M = self.metric.tensor(nodes)
         G = M[:, :-1] + M[:, 1:]
         diagonal = T * (G[:, :-1] + G[:, 1:])
-        return Expansion(energy.detach(), gradient[:, 1:-1], diagonal, -T * G[:, 1:-1], torch.zeros_like(diagonal))
+        return Expansion(
+            total_energy(chords.detach()), gradient[:, 1:-1], diagonal, -T * G[:, 1:-1], torch.zeros_like(diagonal)
+        )
+
+
+def total_energy(chords: Tensor) -> Tensor:
+    """``T Σ ds2``; infinite where a squared chord is negative beyond rounding, which only happens outside the family's domain."""
+    total = chords.sum(-1)
+    outside = chords.amin(-1) < -1e-6 * chords.abs().sum(-1)
+    return chords.shape[-1] * torch.where(outside, torch.inf, total)
+
+
+def lerp_nodes(nodes: Tensor, factor: int) -> Tensor:
+    """Nodes and `factor - 1` points on the straight pieces between each two of them."""
+    w = torch.arange(factor, dtype=nodes.dtype, device=nodes.device)[:, None] / factor
+    pieces = torch.lerp(nodes[:, :-1, None], nodes[:, 1:, None], w).flatten(1, 2)
+    return torch.cat([pieces, nodes[:, -1:]], 1)
+
+
+def _restrict(fine: Expansion, factor: int) -> Expansion:
+    """The expansion in every `factor`-th node, the others being linear in those: ``Pᵀ H P`` for the hat functions P."""
+    hats = _hat_products((fine.gradient.shape[1] + 1) // factor, factor, fine.energy.dtype, fine.energy.device)
+    once, square, next_, right, cross, back = hats
+
+    def contract(weights: Tensor, blocks: Tensor) -> Tensor:
+        return (weights.mT @ blocks.flatten(2)).unflatten(2, blocks.shape[2:])
+
+    diagonal = contract(square, fine.diagonal) + contract(next_, fine.upper + fine.upper.mT)
+    upper = contract(right, fine.diagonal) + contract(cross, fine.upper) + contract(back, fine.upper.mT)
+    return Expansion(fine.energy, once.mT @ fine.gradient, diagonal, upper, torch.zeros_like(diagonal))
+
+
+@functools.lru_cache(maxsize=64)
+def _hat_products(num_segments: int, factor: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """The hat functions of inner coarse nodes at inner fine nodes, and the products of neighbours that `_restrict` needs."""
+    with torch.inference_mode(False):
+        x = torch.arange(1, num_segments * factor, dtype=dtype, device=device) / factor
+        hats = (1 - (x[:, None] - torch.arange(1, num_segments, dtype=dtype, device=device)).abs()).clamp_min(0)
+        left, right = hats[:, :-1], hats[:, 1:]
+        return (
+            hats,
+            hats * hats,
+            hats[:-1] * hats[1:],
+            left * right,
+            left[:-1] * right[1:],
+            left[1:] * right[:-1],
+        )
 
 
 def _paired(left: list[Tensor], right: list[Tensor]) -> Tensor:

@@ -1,100 +1,38 @@
 r"""The default solver: second-order descent, from coarse curves to fine ones, until the answer stops changing.
 
-Each level solves the discrete problem on T segments (`Minimizer`) and then *measures* the path it found: the natural spline
-through its nodes is decoded on 4T segments, and the energies on T, 2T and 4T of them are extrapolated (Romberg). That number
-belongs to the path, not to its discretisation, so levels can be compared:
+Each level solves the discrete problem on T segments (`Minimizer`) and then *measures* the path it found: the spline through its
+nodes is decoded on 4T segments, and the energies on T, 2T and 4T of them are extrapolated. That number belongs to the path, not
+to its discretisation, so levels can be compared. It converges with order four in 1/T, so a fifteenth of its last change
+estimates the error that is left; when that is below the tolerance the curve is finished, else it goes on with twice the
+segments.
 
-- it must not rise from one level to the next. If it does, the coarse nodes have hopped over a wall of the metric that no chord
-  saw; the level is discarded and the path before it is refined instead;
-- it converges with order four in 1/T, so a fifteenth of its last change estimates the error that is left. When that is below
-  the tolerance the curve is finished; else it goes on with twice the segments.
+A sharp wall in the metric breaks this. Where a decoder changes and changes back within less than a segment, no chord sees it;
+minimising the chord energy then *draws* the nodes to both sides of the wall. The measurement notices: the path has far more
+energy on 4T segments than on T. Such a level is discarded, and the curve continues in the *walled* regime: straight pieces
+between fewer nodes, each measured in many chords, so that crossing a wall in one piece is as dear as it is in truth.
 """
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import interpolate
 from torch import Tensor
 
 from pullback._curve import Polyline
 from pullback._decoder import unvalidated
 from pullback._metric.base import Metric
 from pullback._solver.base import Solution, Solver, Status
-from pullback._solver.discrete import DiscreteEnergy
+from pullback._solver.discrete import DiscreteEnergy, total_energy
+from pullback._solver.levels import Measurement, Paths, assemble, measure, measure_straight, resample
 from pullback._solver.newton import Descent, Minimizer
 from pullback._solver.rows import concatenate, take
 
+_SIGHT = 1.15  # a level is blind if finer chords see more than so many times the energy its own do
 _COARSE_STEPS = 15  # on all levels but the finest: a curve that takes longer is better off with more segments
-_SIGHT = 1.15  # a level is left out if finer chords see more than so many times the energy its own do
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Energy and length of paths, independent of their nodes up to `error`, relative to the energy."""
-
-    energy: Tensor
-    length: Tensor
-    error: Tensor
-
-
-def measure(discrete: DiscreteEnergy, nodes: Tensor, smooth: Tensor) -> Measurement:
-    """Measures paths with ``nodes`` of T segments on 4T segments."""
-    T = nodes.shape[1] - 1
-    chords = discrete.chords(_resample(nodes, 4 * T, smooth), 4)
-    energy, error = romberg(*(m * c.sum(-1) for m, c in zip((T, 2 * T, 4 * T), chords, strict=True)))
-    length, _ = romberg(*(c.clamp_min(0).sqrt().sum(-1) for c in chords))
-    return Measurement(energy, length, error / energy.clamp_min(torch.finfo(energy.dtype).tiny))
-
-
-def romberg(coarse: Tensor, middle: Tensor, fine: Tensor) -> tuple[Tensor, Tensor]:
-    """Two Richardson steps for values of order two at T, 2T, 4T, and an estimate of the error.
-
-    Where the differences do not fall by about four the values are not in the asymptotic range: the finest one is returned as
-    it is, and the last difference as its error.
-    """
-    first, second = middle + (middle - coarse) / 3, fine + (fine - middle) / 3
-    regular = (fine - middle).abs() <= 0.35 * (middle - coarse).abs() + 1e-12 * fine.abs()
-    value = torch.where(regular, second + (second - first) / 15, fine)
-    return value, torch.where(regular, (second - first).abs() / 15, (fine - middle).abs())
-
-
-def refine(nodes: Tensor, factor: int) -> Tensor:
-    """Nodes of the cubic spline through ``nodes`` on `factor` times as many segments.
-
-    Not-a-knot ends keep order four up to the end points; natural ones, free of curvature, would lose it there.
-    """
-    return _refinement(nodes.shape[1] - 1, factor, nodes.dtype, nodes.device) @ nodes
-
-
-@functools.lru_cache(maxsize=64)
-def _refinement(num_segments: int, factor: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    t = np.linspace(0, 1, num_segments + 1)
-    weights = interpolate.CubicSpline(t, np.eye(num_segments + 1))(np.linspace(0, 1, factor * num_segments + 1))
-    weights[::factor] = np.eye(num_segments + 1)  # the nodes themselves, to the last digit
-    with torch.inference_mode(False):
-        return torch.as_tensor(weights, dtype=dtype, device=device)
-
-
-@dataclass
-class Paths:
-    """Curves at one level, with the best path of each so far and its measurement; one entry a curve in every field."""
-
-    index: Tensor
-    nodes: Tensor  # (B, T + 1, d)
-    best: Tensor  # (B, N + 1, d), N a multiple of T
-    smooth: Tensor  # whether `best` stands for the spline through it, or, at the start, for straight pieces
-    damping: Tensor
-    energy: Tensor
-    length: Tensor
-    error: Tensor  # infinite before two levels have been compared
-    status: Tensor
-    strict: Tensor
-    num_steps: Tensor  # on this level
+_SUBSTEPS = 8  # chords a piece in the walled regime
+_WALLED_SEGMENTS = 64  # pieces on its first level
 
 
 @dataclass(frozen=True)
@@ -104,10 +42,10 @@ class GaussNewton(Solver):
     Args:
         rtol: relative error aimed at for the length; refinement goes on until the estimate of the error falls below it.
         accept: relative error at which a path still counts as converged where `rtol` is out of reach, because the decoder
-            has kinks (rectified units, the nearest of several centres) and refinement no longer pays.
-        max_steps: steps of one curve on one level.
+            has kinks or sharp walls (rectified units, the nearest of several centres) and refinement no longer pays.
+        max_steps: steps of one curve on the finest level.
         min_segments: segments of the coarsest level; a power of two.
-        max_segments: segments of the finest level.
+        max_segments: segments of the finest level, a power of two.
         chunk_bytes: memory for the decoded points held at a time; results do not depend on it.
     """
 
@@ -118,24 +56,34 @@ class GaussNewton(Solver):
     max_segments: int = 1024
     chunk_bytes: int = 2**25
 
+    def __post_init__(self) -> None:
+        for name in ("min_segments", "max_segments"):
+            value = getattr(self, name)
+            if value < 4 or value & (value - 1):
+                raise ValueError(f"{name} must be a power of two, at least 4; got {value}.")
+
     def solve(self, metric: Metric, nodes: Float[Tensor, "B n d"]) -> Solution:
         with torch.no_grad(), unvalidated():
             discrete = DiscreteEnergy.of(metric, nodes, self.chunk_bytes)
             waiting, done = self._start(discrete, nodes.detach())
             while waiting:
-                level = min(waiting)
-                finished, rest = self._level(discrete, concatenate(waiting.pop(level)))
+                key = min(waiting)
+                run = self._walled_level if key[0] else self._smooth_level
+                finished, groups = run(discrete, concatenate(waiting.pop(key)))
                 done.append(finished)
-                if rest.index.numel():
-                    waiting.setdefault(2 * level, []).append(rest)
-            return _assemble(done, discrete)
+                for next_key, group in groups.items():
+                    if group.index.numel():
+                        waiting.setdefault(next_key, []).append(group)
+            return assemble(done, discrete)
 
-    def _start(self, discrete: DiscreteEnergy, nodes: Tensor) -> tuple[dict[int, list[Paths]], list[Paths]]:
+    def _start(
+        self, discrete: DiscreteEnergy, nodes: Tensor
+    ) -> tuple[dict[tuple[bool, int], list[Paths]], list[Paths]]:
         """Sends each start path to the coarsest level whose chords see what finer ones see; bad ones are done at once."""
         num_segments = min(256, self.max_segments) if nodes.shape[1] > 2 else 4 * self.min_segments
         start = Polyline(nodes).resample(num_segments + 1)
-        paths, chords = _new_paths(start), discrete.chords(start, num_segments // self.min_segments)
-        energies = torch.stack([c.shape[1] * c.sum(-1) for c in chords])
+        paths, chords = Paths.start(start), discrete.chords(start, num_segments // self.min_segments)
+        energies = torch.stack([total_energy(c) for c in chords])
         paths.energy, paths.length = energies[-1], chords[-1].clamp_min(0).sqrt().sum(-1)
         ends = discrete.chords(nodes[:, [0, -1]])[0][:, 0]
         finite = torch.isfinite(paths.energy)
@@ -143,114 +91,84 @@ class GaussNewton(Solver):
         paths.status[~torch.isfinite(ends)] = Status.BAD_END_POINT
 
         blind = energies[:-1] < paths.energy / _SIGHT
-        skipped = (blind.flip(0).cummax(0).values).sum(0)  # levels up to and including the last that is blind
+        skipped = blind.flip(0).cummax(0).values.sum(0)  # levels up to and including the last that is blind
         waiting = {}
         for k in skipped[finite].unique().tolist():
             level = self.min_segments * 2**k
             group = take(paths, finite & (skipped == k))
-            group.nodes = group.best[:, :: num_segments // level]
-            waiting[level] = [group]
+            key = (level >= _WALLED_SEGMENTS, min(level, _WALLED_SEGMENTS))
+            group.nodes = resample(group, key[1])
+            waiting.setdefault(key, []).append(group)
         return waiting, [take(paths, ~finite)]
 
-    def _level(self, discrete: DiscreteEnergy, paths: Paths) -> tuple[Paths, Paths]:
-        """Solves one level; returns the curves that are finished, and the others on the next level."""
+    def _smooth_level(self, discrete: DiscreteEnergy, paths: Paths) -> tuple[Paths, dict[tuple[bool, int], Paths]]:
+        """Solves one level; returns the curves that are finished, and the others by the level they go to."""
         level = paths.nodes.shape[1] - 1
         last = 2 * level > self.max_segments
-        max_steps = self.max_steps if last else min(_COARSE_STEPS, self.max_steps)
-        rtol = self.rtol if level > self.min_segments else 30 * self.rtol  # the first level is only compared with
-        descent = Minimizer(rtol=rtol, max_steps=max_steps).run(discrete, paths.nodes, paths.damping)
-        found = measure(discrete, descent.nodes, torch.ones_like(descent.exact))
-        new = _better(discrete, paths, descent, found)
-        usable = (descent.status == Status.CONVERGED) | (descent.status == Status.STALLED) | last
-        slow = (new.error <= self.accept) & (new.error > paths.error / 3)
-        finished = (usable & ((new.error <= self.rtol) | slow)) | last
-        good = usable & (new.error <= self.accept)
-        new.status = torch.where(good, Status.CONVERGED, torch.where(usable, Status.UNRESOLVED, descent.status))
-        rest = take(new, ~finished)
-        rest.nodes = _resample(rest.best, 2 * level, rest.smooth)
-        return take(new, finished), rest
+        first = level == self.min_segments  # its minimum is only compared with
+        minimizer = Minimizer(rtol=30 * self.rtol if first else self.rtol, max_steps=self._max_steps(last))
+        descent = minimizer.run(discrete, paths.nodes, paths.damping)
+        found = measure(discrete, descent.nodes)
+        blind = found.energy > _SIGHT * descent.energy
+        worse = blind | ~(found.energy <= paths.energy * (1 + 1e-4 + found.error))
+        new = _chosen(paths, descent, found, worse, order=4)
+        done = self._judge(new, paths, descent, worse, last)
+        walled, smooth = take(new, blind & ~done), take(new, ~blind & ~done)
+        walled.nodes, smooth.nodes = resample(walled, _WALLED_SEGMENTS), resample(smooth, 2 * level)
+        walled.error.fill_(torch.nan)
+        return take(new, done), {(True, _WALLED_SEGMENTS): walled, (False, 2 * level): smooth}
+
+    def _walled_level(self, discrete: DiscreteEnergy, paths: Paths) -> tuple[Paths, dict[tuple[bool, int], Paths]]:
+        """The same with straight pieces, each measured in many chords."""
+        level = paths.nodes.shape[1] - 1
+        last = 4 * level > self.max_segments
+        minimizer = Minimizer(rtol=self.accept / 30, max_steps=self._max_steps(last), substeps=_SUBSTEPS)
+        descent = minimizer.run(discrete, paths.nodes, paths.damping)
+        found = measure_straight(discrete, descent.nodes, 2 * _SUBSTEPS)
+        kept = measure_straight(discrete, paths.best, max(2, 2 * _SUBSTEPS * level // (paths.best.shape[1] - 1)))
+        paths = replace(paths, energy=kept.energy, length=kept.length)
+        worse = ~(found.energy <= paths.energy * (1 + 1e-4))
+        new = _chosen(paths, descent, found, worse, order=2)
+        done = self._judge(new, paths, descent, worse & False, last)
+        rest = take(new, ~done)
+        rest.nodes = resample(rest, 2 * level)
+        return take(new, done), {(True, 2 * level): rest}
+
+    def _max_steps(self, last: bool) -> int:
+        return self.max_steps if last else min(_COARSE_STEPS, self.max_steps)
+
+    def _judge(self, new: Paths, old: Paths, descent: Descent, discarded: Tensor, last: bool) -> Tensor:
+        """Which curves are finished; writes the status of each as if it were."""
+        still = (descent.status == Status.CONVERGED) | (descent.status == Status.STALLED)
+        slow = (new.error <= self.accept) & (new.error > old.error / 3)
+        known = new.error <= self.accept
+        new.status = torch.where(known, Status.CONVERGED, torch.where(still, Status.UNRESOLVED, descent.status))
+        return (~discarded & still & ((new.error <= self.rtol) | slow)) | last
 
 
-def _better(discrete: DiscreteEnergy, paths: Paths, descent: Descent, found: Measurement) -> Paths:
-    """The path a level found, or the one it started from where that has less energy, measured as finely."""
-    bound = found.energy * (1 + found.error)
-    blind = found.energy > _SIGHT * descent.energy  # the nodes hop over walls that only the refinement sees
-    worse = blind | ~(bound <= paths.energy * (1 + 1e-4))
-    if worse.any():
-        again = measure(discrete, paths.best[worse], paths.smooth[worse])
-        paths.energy[worse], paths.length[worse] = again.energy, again.length
-        worse = blind | ~(bound <= paths.energy * (1 + 1e-4))
+def _chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, order: int) -> Paths:
+    """The path a level found, or the one it started from where that is better."""
     scale = paths.energy.clamp_min(torch.finfo(found.energy.dtype).tiny)
     change = (found.energy - paths.energy).abs() / scale
     change = torch.where(
-        worse, change, change / 15
-    )  # minima of order four differ by fifteen times what the finer lacks
+        worse, change, change / (2**order - 1)
+    )  # what the finer of two levels lacks of their difference
     change = torch.where(paths.error.isnan(), torch.inf, change.nan_to_num(torch.inf))
     left = torch.where(descent.status == Status.MAX_STEPS, 10 * descent.predicted / scale, 0.0)
-    error = 0.5 * (found.error + change + left)  # of the length, half that of the energy
-    width = max(paths.best.shape[1], descent.nodes.shape[1]) - 1
-    kept, new = _resample(paths.best, width, paths.smooth), _resample(descent.nodes, width, torch.ones_like(worse))
+    smooth = torch.full_like(worse, order == 4)
+    level = descent.nodes.shape[1] - 1
+    width = max(paths.best.shape[1] - 1, level)
+    new = replace(paths, nodes=descent.nodes, best=descent.nodes, smooth=smooth)
     return Paths(
         index=paths.index,
         nodes=descent.nodes,
-        best=torch.where(worse[:, None, None], kept, new),
-        smooth=torch.where(worse, paths.smooth, True),
+        best=torch.where(worse[:, None, None], resample(paths, width), resample(new, width)),
+        smooth=torch.where(worse, paths.smooth, smooth),
         damping=descent.damping,
         energy=torch.where(worse, paths.energy, found.energy),
         length=torch.where(worse, paths.length, found.length),
-        error=error,
+        error=0.5 * (found.error + change + left),  # of the length, half that of the energy
         status=descent.status,
         strict=descent.exact & ~worse,
         num_steps=descent.num_steps,
-    )
-
-
-def _resample(nodes: Tensor, num_segments: int, smooth: Tensor) -> Tensor:
-    """Nodes on `num_segments` segments, a multiple or a divisor of the present number."""
-    present = nodes.shape[1] - 1
-    if num_segments <= present:
-        return nodes[:, :: present // num_segments]
-    bent, straight = refine(nodes, num_segments // present), Polyline(nodes).resample(num_segments + 1)
-    return torch.where(smooth[:, None, None], bent, straight)
-
-
-def _new_paths(nodes: Tensor) -> Paths:
-    index = torch.arange(nodes.shape[0], device=nodes.device)
-    unknown = torch.full((nodes.shape[0],), torch.nan, dtype=nodes.dtype, device=nodes.device)
-    return Paths(
-        index=index,
-        nodes=nodes,
-        best=nodes,
-        smooth=torch.zeros_like(index, dtype=torch.bool),
-        damping=torch.full_like(unknown, 0.1),
-        energy=unknown,
-        length=unknown,
-        error=unknown,
-        status=torch.full_like(index, Status.UNRESOLVED),
-        strict=torch.zeros_like(index, dtype=torch.bool),
-        num_steps=torch.zeros_like(index),
-    )
-
-
-def _assemble(done: list[Paths], discrete: DiscreteEnergy) -> Solution:
-    """All curves in their order, on the nodes of the finest among them."""
-    levels = [paths.nodes.shape[1] - 1 for paths in done]
-    finest = max(paths.best.shape[1] - 1 for paths in done)
-    num_segments = torch.cat([torch.full_like(paths.index, level) for paths, level in zip(done, levels, strict=True)])
-    for paths in done:
-        paths.nodes = paths.best = _resample(paths.best, finest, paths.smooth)
-    paths = concatenate(done)
-    order = paths.index.argsort()
-    paths = take(paths, order)
-    return Solution(
-        nodes=paths.nodes,
-        energy=paths.energy,
-        length=paths.length,
-        error=paths.error,
-        status=paths.status,
-        strict=paths.strict,
-        num_steps=paths.num_steps,
-        num_segments=num_segments[order],
-        num_calls=discrete.work.num_calls,
-        num_decoded=discrete.work.num_decoded,
     )

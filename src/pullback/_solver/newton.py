@@ -58,18 +58,20 @@ class Minimizer:
     costs a third), and as long as that Hessian is positive definite. The damping matrix D is the diagonal of H over
     T², so that λ = 1 balances the smoothest deformations of the curve at every resolution; a small multiple of its mean keeps
     directions the decoder ignores from running away. A curve has converged when the decrease still to come, estimated from
-    the last two predicted decreases, is below `rtol` of its energy; it then leaves the batch.
+    the last two predicted decreases, is below `rtol` of its energy; it then leaves the batch. With more than one of `substeps` the
+    curves are straight pieces, each measured in so many chords.
     """
 
     rtol: float
     max_steps: int
+    substeps: int = 1
     exact_below: float = 1e-2
     exact_above: float = 0.1
 
     def run(self, discrete: DiscreteEnergy, nodes: Tensor, damping: Tensor) -> Descent:
         """Descends from ``nodes``; returns all curves in their order, each with a `Status`."""
         result = Descent.start(nodes, damping)
-        model = discrete.expand(nodes, result.exact)
+        model = self._expand(discrete, nodes, result.exact)
         result.energy = model.energy.clone()
         curves = take(result, result.index)
         curves, model = _retire(result, curves, model, ~torch.isfinite(model.energy), Status.NOT_FINITE)
@@ -80,6 +82,9 @@ class Minimizer:
         put(result, curves.index, curves)
         return result
 
+    def _expand(self, discrete: DiscreteEnergy, nodes: Tensor, exact: Tensor) -> Expansion:
+        return discrete.expand(nodes, exact) if self.substeps == 1 else discrete.expand_straight(nodes, self.substeps)
+
     def _step(
         self, discrete: DiscreteEnergy, result: Descent, curves: Descent, model: Expansion
     ) -> tuple[Descent, Expansion]:
@@ -87,8 +92,14 @@ class Minimizer:
         step, predicted, positive = _solve(curves, model)
         trial = curves.nodes + torch.nn.functional.pad(step, (0, 0, 1, 1))
         rate = torch.where(curves.predicted.isinf(), 1.0, (predicted / curves.predicted).clamp_max(1.0))
-        near = (predicted < self.exact_below * model.energy) & (rate > self.exact_above) & positive & ~curves.barred
-        ahead = discrete.expand(trial, near)
+        near = (
+            (self.substeps == 1)
+            & (predicted < self.exact_below * model.energy)
+            & (rate > self.exact_above)
+            & positive
+            & ~curves.barred
+        )
+        ahead = self._expand(discrete, trial, near)
         noise = 64 * torch.finfo(trial.dtype).eps * model.energy
         flat = positive & (predicted <= noise)
         gain = (model.energy - ahead.energy) / predicted
