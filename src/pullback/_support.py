@@ -18,8 +18,6 @@ from typing import Self
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from sklearn.cluster import KMeans, MiniBatchKMeans
-from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 _MAX_CENTERS = 512
@@ -165,6 +163,12 @@ def _num_centers(num_codes: int, num_distinct: int, num_centers: int | None) -> 
 
 
 def _k_means(codes: Tensor, num_centers: int, random_state: int) -> np.ndarray:
+    from sklearn.cluster import (
+        KMeans,
+        MiniBatchKMeans,
+    )  # here, because it takes longer to import than the rest of the package
+    from threadpoolctl import threadpool_limits
+
     points = codes.detach().cpu().double().numpy()
     if len(points) < _MINI_BATCH_FROM:
         model = KMeans(num_centers, random_state=random_state)
