@@ -163,10 +163,8 @@ def _num_centers(num_codes: int, num_distinct: int, num_centers: int | None) -> 
 
 
 def _k_means(codes: Tensor, num_centers: int, random_state: int) -> np.ndarray:
-    from sklearn.cluster import (
-        KMeans,
-        MiniBatchKMeans,
-    )  # here, because it takes longer to import than the rest of the package
+    # Imported here because it takes as long as the rest of the package together.
+    from sklearn.cluster import KMeans, MiniBatchKMeans
     from threadpoolctl import threadpool_limits
 
     points = codes.detach().cpu().double().numpy()
@@ -174,9 +172,8 @@ def _k_means(codes: Tensor, num_centers: int, random_state: int) -> np.ndarray:
         model = KMeans(num_centers, random_state=random_state)
     else:
         model = MiniBatchKMeans(num_centers, batch_size=4096, random_state=random_state)
-    with threadpool_limits(
-        1
-    ):  # its threads wait for each other at every small step; on a busy machine that costs ten times the work
+    # Its threads wait for each other at every small step; on a busy machine that costs ten times the work.
+    with threadpool_limits(1):
         return np.asarray(model.fit(points).cluster_centers_)
 
 
