@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Beta, Dirichlet, Distribution, Exponential, Normal, Poisson
+from torch.distributions import Bernoulli, Beta, Dirichlet, Distribution, Exponential, Normal, Poisson, Uniform
 from torch.nn.functional import softplus
 
 import pullback as pb
@@ -241,3 +241,6 @@ def test_refuses_a_decoder_without_a_geometry():
     assert pb.Extrapolated(constant, support, strength=2.0).strength == 2
     with pytest.raises(pb.DecoderError, match="returned a tensor"):
         pb.Extrapolated(lambda z: z, support)
+    unknown = lambda z: Uniform(z, z + 1)  # noqa: E731
+    with pytest.raises(NotImplementedError, match=r"registered for Uniform.*give Extrapolated\(\.\.\., strength=\)"):
+        pb.Extrapolated(unknown, support)

@@ -59,13 +59,14 @@ class Extrapolated(nn.Module):
 
     **Arguments:**
 
-    - `decoder`: any decoder; its family needs a rule for `pullback.fisher`.
+    - `decoder`: any decoder; without a `strength` its family needs a rule for `pullback.fisher`.
     - `support`: where the data are.
     - `strength`: the slope :math:`\lambda` of the wall, in units of length in the metric per unit of latent distance. By default
       it is found from the decoder at the support's centres: three times the median of :math:`\sqrt{\lambda_{\max}(M)}`, or more where
       that leaves a short cut, namely the smallest slope for which no straight line between two centres that leaves
       the support is shorter than the way along the data. Centres with no way along the data between them (distant clusters)
       do not enter: the path between them has to cross the void, at this slope. Call `calibrate` after the decoder has changed.
+      Lengths are those of the Fisher-Rao metric: for one in other units, such as the Euclidean, give your own.
     """
 
     strength: Tensor
@@ -89,7 +90,10 @@ class Extrapolated(nn.Module):
         """Sets `strength` from the decoder as it is now."""
         c = self.support.centers
         c = c[:: -(-len(c) // _MAX_PROBES)]
-        M = FisherRaoMetric(self.decoder).tensor(c).detach()
+        try:
+            M = FisherRaoMetric(self.decoder).tensor(c).detach()
+        except NotImplementedError as error:
+            raise NotImplementedError(f"{error} To wrap such a decoder give Extrapolated(..., strength=).") from error
         speed = torch.linalg.eigvalsh(M)[..., -1].clamp_min(0).sqrt().median()
         if not speed > 0:
             raise ValueError(
