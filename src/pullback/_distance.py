@@ -1,0 +1,186 @@
+r"""Distances of codes, and their derivatives by the envelope theorem.
+
+The squared distance is the energy at its minimum, :math:`d^2(a, b) = \min_z E(a, z, b; \theta)` over the inner nodes z of a curve. At the
+minimum :math:`\partial E / \partial z = 0`, so how the path reacts to a change of its ends or of the decoder's parameters
+:math:`\theta` does not matter to first order:
+
+.. math:: \frac{\partial d^2}{\partial (a, b, \theta)} = \frac{\partial E}{\partial (a, b, \theta)}(a, z^*, b; \theta), \quad z^* \text{ held fixed.}
+
+That is exact for the *discrete* energy on T segments if :math:`z^*` minimises that very energy. So the path is solved to rounding on
+T, 2T and 4T segments, starting from the solver's answer, and the three energies, each with its exact derivative, are extrapolated
+to infinitely many segments (Romberg). Nothing is differentiated through a solver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from pullback._decoder import unvalidated
+from pullback._geodesic import Geodesic, Start, geodesic
+from pullback._metric.base import Metric
+from pullback._metric.steps import MAX_DECODED, safe_sqrt
+from pullback._solver.base import Solver
+from pullback._solver.discrete import DiscreteEnergy
+from pullback._solver.levels import refine, romberg
+from pullback._solver.newton import Minimizer
+
+_MIN_SEGMENTS, _MAX_SEGMENTS = 8, 256  # of the coarsest of the three curves that are extrapolated
+_AGREEMENT = 1e-2  # a path that loses more of its energy when it is solved anew has hopped over a wall
+
+
+def distance(
+    metric: Metric,
+    a: Float[Tensor, "*#batch d"],
+    b: Float[Tensor, "*#batch d"],
+    *,
+    solver: Solver | None = None,
+    init: Start | Sequence[Start] = None,
+) -> Float[Tensor, "*batch"]:
+    r"""The distance :math:`d(a, b)`: the length of the shortest path found from ``a`` to ``b``.
+
+    Differentiable once in ``a``, ``b`` and the decoder's parameters, by the envelope theorem. Equal codes have distance 0 and
+    gradient 0 (a distance has a kink there; `squared_distance` is smooth). Inside ``torch.no_grad()`` the cost is that of
+    `pullback.geodesic`; with gradients about twice that.
+
+    Args:
+        metric: the geometry.
+        a: codes, any shape ``(*batch, d)`` that broadcasts with ``b``.
+        b: codes.
+        solver: as in `pullback.geodesic`.
+        init: as in `pullback.geodesic`.
+
+    Raises:
+        RuntimeError: if a path did not converge. `pullback.geodesic` returns a status for each pair instead.
+    """
+    return safe_sqrt(squared_distance(metric, a, b, solver=solver, init=init))
+
+
+def squared_distance(
+    metric: Metric,
+    a: Float[Tensor, "*#batch d"],
+    b: Float[Tensor, "*#batch d"],
+    *,
+    solver: Solver | None = None,
+    init: Start | Sequence[Start] = None,
+) -> Float[Tensor, "*batch"]:
+    r"""The squared distance :math:`d^2(a, b)`, which is the energy of the shortest path found; smooth also at equal codes.
+
+    Its gradient in ``a`` is :math:`-2 M(a) \operatorname{Log}_a(b)`. Arguments, derivatives and errors as for `distance`.
+    """
+    path = geodesic(metric, a, b, solver=solver, init=init)
+    _raise_if_failed(path)
+    if not _differentiable(metric, a, b):
+        return path.length**2
+    batch, d = path.length.shape, a.shape[-1]
+    start, stop = (z.expand(*batch, d).reshape(-1, d) for z in (a, b))
+    rows = _levels(path)
+    parts = [_live_energy(metric, path, index, T, start[index], stop[index]) for T, index in rows]
+    order = torch.cat([index for _, index in rows]).argsort()
+    return torch.cat(parts)[order].reshape(batch)
+
+
+def _raise_if_failed(path: Geodesic) -> None:
+    failed = (~path.converged).nonzero()
+    if len(failed):
+        pairs = [tuple(index) if len(index) != 1 else index[0] for index in failed[:5].tolist()]
+        more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+        raise RuntimeError(
+            f"{len(failed)} of {path.converged.numel()} paths failed: pairs {', '.join(map(str, pairs))}{more}. The first: "
+            f"{path.status[tuple(failed[0].tolist())]}. pullback.geodesic returns the others, with a status for each."
+        )
+
+
+def _differentiable(metric: Metric, a: Tensor, b: Tensor) -> bool:
+    """Whether somebody may ask for a gradient: of the codes, or of something the decoder is made of."""
+    if not torch.is_grad_enabled():
+        return False
+    if a.requires_grad or b.requires_grad:
+        return True
+    with unvalidated():
+        return metric.ds2(*(z.reshape(-1, z.shape[-1])[:1] for z in (a, b))).requires_grad
+
+
+def _levels(path: Geodesic) -> list[tuple[int, Tensor]]:
+    """The curves grouped by the segments of their coarsest level: half as many as resolve them."""
+    levels = (path.num_segments.flatten() // 2).clamp(_MIN_SEGMENTS, _MAX_SEGMENTS)
+    return [(T, (levels == T).nonzero()[:, 0]) for T in levels.unique().tolist()]
+
+
+def _live_energy(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor) -> Tensor:
+    """Energies of the curves at `index` that depend on their end points and on the decoder.
+
+    Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is held instead.
+    """
+    held = path.curve.resample(4 * T + 1).flatten(0, -3)[index].detach()
+    found = path.energy.flatten()[index]
+    discrete = DiscreteEnergy.of(metric, held, 2**25)
+    solved = stationary(discrete, held[:, ::4], num_levels=3)
+    with torch.no_grad(), unvalidated():
+        value = romberg(*(discrete.energy(nodes) for nodes in solved))[0]
+    kept = ~((value - found).abs() <= _AGREEMENT * found)
+    curves = [torch.where(kept[:, None, None], held[:, ::k], nodes) for k, nodes in zip((4, 2, 1), solved, strict=True)]
+    energy, _ = romberg(*(_with_graph(discrete, nodes, start, stop) for nodes in curves))
+    energy = torch.where(kept, energy + (found - energy.detach()), energy)
+    return _Once.apply(energy)  # pyright: ignore[reportReturnType]
+
+
+def stationary(discrete: DiscreteEnergy, nodes: Tensor, *, num_levels: int) -> list[Tensor]:
+    """Minima of the discrete energy near the path ``nodes``, to rounding: on as many segments, on twice as many, and so on."""
+    minimizer = Minimizer(rtol=torch.finfo(nodes.dtype).eps, max_steps=20, exact_above=0.0)
+    damping = torch.full_like(nodes[:, 0, 0], 1e-3)
+    found = []
+    with torch.no_grad(), unvalidated():
+        for level in range(num_levels):
+            nodes = refine(found[-1], 2) if level else nodes
+            found.append(minimizer.run(discrete, nodes, damping).nodes)
+    return found
+
+
+def _with_graph(discrete: DiscreteEnergy, nodes: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+    """The energy as a function of the end points and the decoder, inner nodes held; recomputed backward, to bound the memory."""
+
+    def energy(inner: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+        with unvalidated():
+            return discrete.energy(torch.cat([start[:, None], inner, stop[:, None]], 1))
+
+    size = max(1, MAX_DECODED // nodes.shape[1])
+    chunks = list(zip(*(x.split(size) for x in (nodes[:, 1:-1], start, stop)), strict=True))
+    if discrete.num_parts == 0 or len(chunks) == 1:
+        return torch.cat([energy(*chunk) for chunk in chunks])
+    return torch.cat([checkpoint(energy, *chunk, use_reentrant=False) for chunk in chunks])
+
+
+class _Once(torch.autograd.Function):
+    """The identity, differentiable once: with the path held fixed, second derivatives would be silently wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, energy: Tensor) -> Tensor:
+        ctx.save_for_backward(energy)
+        return energy.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return grads[0]
+        return _Refuse.apply(grads[0], *ctx.saved_tensors)
+
+
+class _Refuse(torch.autograd.Function):
+    """Passes a gradient on and refuses to differentiate it again; takes the energy to be found on the way to its arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, energy: Tensor) -> Tensor:
+        return grad.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(
+            "A distance has first derivatives only: second ones need the derivative of the path itself. Differentiate "
+            "pullback.energy(metric, curve) for a fixed curve, or take differences of gradients."
+        )
