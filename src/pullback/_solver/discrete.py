@@ -93,14 +93,21 @@ class DiscreteEnergy:
         parts = [self._expand(z, e) for z, e in zip(nodes.split(size), exact.split(size), strict=True)]
         return concatenate(parts)
 
-    def expand_straight(self, nodes: Tensor, substeps: int) -> Expansion:
+    def expand_straight(self, nodes: Tensor, substeps: int, pull: Tensor) -> Expansion:
         """The expansion of the energy of straight pieces between nodes, each measured in so many chords.
 
         No chord is longer than a piece over `substeps`, so nodes cannot draw together and leave one long chord across a wall.
+        `pull` times the Euclidean energy of each curve is added, which spaces the nodes where the metric vanishes.
         """
-        fine = lerp_nodes(nodes, substeps)
         off = torch.zeros(nodes.shape[0], dtype=torch.bool, device=nodes.device)
-        return _restrict(self.expand(fine, off), substeps)
+        model = _restrict(self.expand(lerp_nodes(nodes, substeps), off), substeps)
+        steps, weight = nodes.diff(dim=1), pull * (nodes.shape[1] - 1)
+        eye = torch.eye(nodes.shape[-1], dtype=nodes.dtype, device=nodes.device) * weight[:, None, None, None]
+        model.energy += weight * steps.square().sum((1, 2))
+        model.gradient += 2 * weight[:, None, None] * (steps[:, :-1] - steps[:, 1:])
+        model.diagonal += 4 * eye
+        model.upper -= 2 * eye
+        return model
 
     def _chunk_size(self, nodes: Tensor, copies: int) -> int:
         per_curve = nodes.shape[1] * self.num_features * nodes.element_size() * copies * max(1, self.num_parts)

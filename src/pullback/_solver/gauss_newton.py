@@ -33,6 +33,7 @@ _SIGHT = 1.15  # a level is blind if finer chords see more than so many times th
 _COARSE_STEPS = 15  # on all levels but the finest: a curve that takes longer is better off with more segments
 _SUBSTEPS = 8  # chords a piece in the walled regime
 _WALLED_SEGMENTS = 64  # pieces on its first level
+_PULL = 1e-2  # Euclidean energy mixed in there, as a share of the energy of the path
 
 
 @dataclass(frozen=True)
@@ -113,26 +114,37 @@ class GaussNewton(Solver):
         worse = blind | ~(found.energy <= paths.energy * (1 + 1e-4 + found.error))
         new = _chosen(paths, descent, found, worse, order=4)
         done = self._judge(new, paths, descent, worse, last)
-        walled, smooth = take(new, blind & ~done), take(new, ~blind & ~done)
-        walled.nodes, smooth.nodes = resample(walled, _WALLED_SEGMENTS), resample(smooth, 2 * level)
-        walled.error.fill_(torch.nan)
-        return take(new, done), {(True, _WALLED_SEGMENTS): walled, (False, 2 * level): smooth}
+        given_up = worse & paths.returned
+        new.error = torch.where(given_up, paths.error, new.error)
+        new.status = torch.where(given_up, paths.status, new.status)
+        done |= given_up
+        walled = blind & (level >= _WALLED_SEGMENTS // 2)
+        groups = {}
+        for key, chosen in (((True, _WALLED_SEGMENTS), walled & ~done), ((False, 2 * level), ~walled & ~done)):
+            groups[key] = take(new, chosen)
+            groups[key].nodes = resample(groups[key], key[1])
+        groups[True, _WALLED_SEGMENTS].error.fill_(torch.nan)
+        return take(new, done), groups
 
     def _walled_level(self, discrete: DiscreteEnergy, paths: Paths) -> tuple[Paths, dict[tuple[bool, int], Paths]]:
-        """The same with straight pieces, each measured in many chords."""
+        """The same with straight pieces, each measured in many chords; then back to smooth levels, if they can see now."""
         level = paths.nodes.shape[1] - 1
         last = 4 * level > self.max_segments
         minimizer = Minimizer(rtol=self.accept / 30, max_steps=self._max_steps(last), substeps=_SUBSTEPS)
-        descent = minimizer.run(discrete, paths.nodes, paths.damping)
+        span = paths.nodes.diff(dim=1).norm(dim=-1).sum(-1)
+        pull = _PULL * paths.energy / span.square().clamp_min(torch.finfo(span.dtype).tiny)
+        descent = minimizer.run(discrete, paths.nodes, paths.damping, pull)
         found = measure_straight(discrete, descent.nodes, 2 * _SUBSTEPS)
         kept = measure_straight(discrete, paths.best, max(2, 2 * _SUBSTEPS * level // (paths.best.shape[1] - 1)))
         paths = replace(paths, energy=kept.energy, length=kept.length)
         worse = ~(found.energy <= paths.energy * (1 + 1e-4))
         new = _chosen(paths, descent, found, worse, order=2)
         done = self._judge(new, paths, descent, worse & False, last)
-        rest = take(new, ~done)
-        rest.nodes = resample(rest, 2 * level)
-        return take(new, done), {(True, 2 * level): rest}
+        rest, back = take(new, ~done), take(new, done)
+        rest.nodes, back.nodes = resample(rest, 2 * level), resample(back, _WALLED_SEGMENTS)
+        back.returned = torch.ones_like(back.returned)
+        groups = {(True, 2 * level): rest}
+        return take(back, back.returned & False), groups | {(False, _WALLED_SEGMENTS): back}
 
     def _max_steps(self, last: bool) -> int:
         return self.max_steps if last else min(_COARSE_STEPS, self.max_steps)
@@ -171,4 +183,5 @@ def _chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, o
         status=descent.status,
         strict=descent.exact & ~worse,
         num_steps=descent.num_steps,
+        returned=paths.returned,
     )

@@ -30,6 +30,7 @@ class Paths:
     status: Tensor
     strict: Tensor
     num_steps: Tensor  # on this level
+    returned: Tensor  # whether the curve has been through the walled regime
 
     @classmethod
     def start(cls, nodes: Tensor) -> Paths:
@@ -47,6 +48,7 @@ class Paths:
             status=torch.full_like(index, Status.UNRESOLVED),
             strict=torch.zeros_like(index, dtype=torch.bool),
             num_steps=torch.zeros_like(index),
+            returned=torch.zeros_like(index, dtype=torch.bool),
         )
 
 

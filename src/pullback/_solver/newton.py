@@ -23,6 +23,7 @@ class Descent:
     nodes: Tensor  # (B, T + 1, d)
     energy: Tensor
     damping: Tensor
+    pull: Tensor  # weight of the Euclidean energy
     growth: Tensor  # factor by which the next rejection raises the damping
     predicted: Tensor  # decrease predicted for the last accepted step
     exact: Tensor  # whether the expansion holds the exact Hessian
@@ -31,7 +32,7 @@ class Descent:
     num_steps: Tensor
 
     @classmethod
-    def start(cls, nodes: Tensor, damping: Tensor) -> Descent:
+    def start(cls, nodes: Tensor, damping: Tensor, pull: Tensor) -> Descent:
         batch = torch.arange(nodes.shape[0], device=nodes.device)
         off = torch.zeros_like(batch, dtype=torch.bool)
         full = torch.full_like
@@ -40,6 +41,7 @@ class Descent:
             nodes=nodes.clone(),
             energy=full(damping, torch.nan),
             damping=damping.clone(),
+            pull=pull,
             growth=full(damping, 4.0),
             predicted=full(damping, torch.inf),
             exact=off,
@@ -59,7 +61,7 @@ class Minimizer:
     T², so that λ = 1 balances the smoothest deformations of the curve at every resolution; a small multiple of its mean keeps
     directions the decoder ignores from running away. A curve has converged when the decrease still to come, estimated from
     the last two predicted decreases, is below `rtol` of its energy; it then leaves the batch. With more than one of `substeps` the
-    curves are straight pieces, each measured in so many chords.
+    curves are straight pieces, each measured in so many chords, and `pull` times their Euclidean energy is added.
     """
 
     rtol: float
@@ -68,10 +70,10 @@ class Minimizer:
     exact_below: float = 1e-2
     exact_above: float = 0.1
 
-    def run(self, discrete: DiscreteEnergy, nodes: Tensor, damping: Tensor) -> Descent:
+    def run(self, discrete: DiscreteEnergy, nodes: Tensor, damping: Tensor, pull: Tensor | None = None) -> Descent:
         """Descends from ``nodes``; returns all curves in their order, each with a `Status`."""
-        result = Descent.start(nodes, damping)
-        model = self._expand(discrete, nodes, result.exact)
+        result = Descent.start(nodes, damping, torch.zeros_like(damping) if pull is None else pull)
+        model = self._expand(discrete, result, nodes, result.exact)
         result.energy = model.energy.clone()
         curves = take(result, result.index)
         curves, model = _retire(result, curves, model, ~torch.isfinite(model.energy), Status.NOT_FINITE)
@@ -82,8 +84,10 @@ class Minimizer:
         put(result, curves.index, curves)
         return result
 
-    def _expand(self, discrete: DiscreteEnergy, nodes: Tensor, exact: Tensor) -> Expansion:
-        return discrete.expand(nodes, exact) if self.substeps == 1 else discrete.expand_straight(nodes, self.substeps)
+    def _expand(self, discrete: DiscreteEnergy, curves: Descent, nodes: Tensor, exact: Tensor) -> Expansion:
+        if self.substeps == 1:
+            return discrete.expand(nodes, exact)
+        return discrete.expand_straight(nodes, self.substeps, curves.pull)
 
     def _step(
         self, discrete: DiscreteEnergy, result: Descent, curves: Descent, model: Expansion
@@ -99,7 +103,7 @@ class Minimizer:
             & positive
             & ~curves.barred
         )
-        ahead = self._expand(discrete, trial, near)
+        ahead = self._expand(discrete, curves, trial, near)
         noise = 64 * torch.finfo(trial.dtype).eps * model.energy
         flat = positive & (predicted <= noise)
         gain = (model.energy - ahead.energy) / predicted
