@@ -1,0 +1,283 @@
+"""The parts of the default solver: the block-tridiagonal solve, the expansion of the energy, and the descent on one level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Gamma, Normal
+
+import pullback as pb
+from problems import PROBLEMS
+from pullback._solver.base import Status
+from pullback._solver.discrete import DiscreteEnergy
+from pullback._solver.newton import Minimizer
+from pullback._solver.tridiagonal import _solve_blocks, _unrolled_solve, solve_tridiagonal
+
+DOUBLE = torch.float64
+SPHERE = next(p for p in PROBLEMS if p.name == "sphere S^2")
+CHUNK = 2**25
+
+
+def network(d: int, num_features: int, seed: int = 0):
+    """A smooth random map with one hidden layer."""
+    generator = torch.Generator().manual_seed(seed)
+    inner, outer = (
+        torch.randn(m, n, generator=generator, dtype=DOUBLE) / m**0.5 for m, n in ((d, 16), (16, num_features))
+    )
+    return lambda z: torch.tanh(z @ inner.to(z)) @ outer.to(z)
+
+
+FEATURES = network(2, 4)
+FAMILIES = {
+    "Euclidean embedding": lambda z: Bernoulli(logits=2 * FEATURES(z)),
+    "hyperboloid pair": lambda z: Normal(FEATURES(z), torch.exp(0.5 * FEATURES(z).flip(-1))),
+    "natural and mean parameters": lambda z: Gamma(torch.exp(FEATURES(z)), 2 + torch.sin(FEATURES(z).flip(-1))),
+}
+
+
+@dataclass(frozen=True)
+class Plain(pb.Metric):
+    """Another metric without its embedding."""
+
+    metric: pb.Metric
+
+    def tensor(self, z: Tensor) -> Tensor:
+        return self.metric.tensor(z)
+
+    def ds2(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.metric.ds2(a, b)
+
+
+def systems(B: int, n: int, d: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Positive-definite block-tridiagonal systems: diagonal, upper, right-hand side, and the dense matrices."""
+    factor, below = torch.randn(B, n, d, d, dtype=DOUBLE), torch.randn(B, n - 1, d, d, dtype=DOUBLE)
+    eye = 0.3 * torch.eye(d, dtype=DOUBLE)
+    diagonal = factor @ factor.mT + eye
+    diagonal[:, 1:] += below @ below.mT
+    upper = factor[:, :-1] @ below.mT
+    return diagonal, upper, torch.randn(B, n, d, dtype=DOUBLE), dense(diagonal, upper)
+
+
+def dense(diagonal: Tensor, upper: Tensor) -> Tensor:
+    B, n, d, _ = diagonal.shape
+    H = torch.zeros(B, n, d, n, d, dtype=diagonal.dtype)
+    for i in range(n):
+        H[:, i, :, i] = diagonal[:, i]
+    for i in range(n - 1):
+        H[:, i, :, i + 1], H[:, i + 1, :, i] = upper[:, i], upper[:, i].mT
+    return H.reshape(B, n * d, n * d)
+
+
+# -- block-tridiagonal systems ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 7, 8, 15, 31, 100])
+@pytest.mark.parametrize("d", [1, 2, 5, 16])
+def test_tridiagonal_solves_the_dense_system(n, d):
+    diagonal, upper, rhs, H = systems(3, n, d)
+    x, positive = solve_tridiagonal(diagonal, upper, rhs)
+    assert positive.all()
+    expected = torch.linalg.solve(H, rhs.flatten(1)).reshape(rhs.shape)
+    torch.testing.assert_close(x, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 16])
+def test_tridiagonal_knows_positive_definite_from_indefinite(n):
+    """Each of the systems is moved to just before or just behind the point where its smallest eigenvalue is zero."""
+    diagonal, upper, rhs, H = systems(6, n, 3)
+    smallest = torch.linalg.eigvalsh(H)[:, 0]
+    definite = torch.tensor([True, False, True, False, False, True])
+    shift = smallest * torch.where(definite, 1 - 1e-6, 1 + 1e-6)
+    moved = diagonal - shift[:, None, None, None] * torch.eye(3, dtype=DOUBLE)
+    x, positive = solve_tridiagonal(moved, upper, rhs)
+    assert (positive == definite).all()
+    residual = (dense(moved, upper) @ x.flatten(1)[..., None])[..., 0] - rhs.flatten(1)
+    assert residual[definite].abs().max() < 1e-6
+
+
+def test_a_broken_system_does_not_touch_its_neighbours():
+    diagonal, upper, rhs, _ = systems(3, 6, 2)
+    alone, _ = solve_tridiagonal(diagonal[1:], upper[1:], rhs[1:])
+    diagonal[0, 3] = torch.nan
+    x, positive = solve_tridiagonal(diagonal, upper, rhs)
+    assert positive.tolist() == [False, True, True]
+    torch.testing.assert_close(x[1:], alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 8, 20])
+def test_accelerators_solve_blocks_as_lapack_does(d):
+    factor = torch.randn(50, 4, d, d, dtype=DOUBLE)
+    a, b = factor @ factor.mT + 0.1 * torch.eye(d, dtype=DOUBLE), torch.randn(50, 4, d, 2 * d + 1, dtype=DOUBLE)
+    a[::7] -= 1.001 * torch.linalg.eigvalsh(a[::7])[..., :1, None] * torch.eye(d, dtype=DOUBLE)  # indefinite
+    (x, positive), (expected, definite) = _unrolled_solve(a, b), _solve_blocks(a, b)
+    assert definite.any()
+    assert not definite.all()
+    assert (positive == definite).all()
+    torch.testing.assert_close(x[definite], expected[definite], rtol=1e-9, atol=1e-9)
+
+
+# -- the expansion of the energy --------------------------------------------------------------------------------------------
+
+
+def bent(B: int = 2, T: int = 6, d: int = 2) -> Tensor:
+    """Curves far from any minimum."""
+    line = torch.linspace(-1, 1, T + 1, dtype=DOUBLE)[:, None] * torch.ones(d, dtype=DOUBLE)
+    return line + 0.3 * torch.randn(B, T + 1, d, dtype=DOUBLE)
+
+
+def derivatives(discrete: DiscreteEnergy, nodes: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient and Hessian of the discrete energy of one curve in its inner nodes, by automatic differentiation."""
+
+    def energy(inner: Tensor) -> Tensor:
+        return discrete.energy(torch.cat([nodes[:1], inner, nodes[-1:]])[None])[0]
+
+    size = nodes[1:-1].numel()
+    gradient = torch.autograd.functional.jacobian(energy, nodes[1:-1])
+    return gradient, torch.autograd.functional.hessian(energy, nodes[1:-1]).reshape(size, size)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exact_expansion_is_the_whole_second_order(family):
+    nodes = bent()
+    discrete = DiscreteEnergy.of(pb.FisherRaoMetric(FAMILIES[family]), nodes, CHUNK)
+    model = discrete.expand(nodes, torch.tensor([True, True]))
+    torch.testing.assert_close(model.energy, discrete.energy(nodes), rtol=1e-12, atol=0)
+    hessians = dense(model.diagonal + model.curvature, model.upper)
+    for i, curve in enumerate(nodes):
+        gradient, hessian = derivatives(discrete, curve)
+        torch.testing.assert_close(model.gradient[i], gradient, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(hessians[i], hessian, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gauss_newton_lacks_only_what_vanishes_on_straight_images(family):
+    """Near-by nodes see a flat family and a linear decoder: the second derivatives have nothing to weigh."""
+    discrete = DiscreteEnergy.of(pb.FisherRaoMetric(FAMILIES[family]), bent(), CHUNK)
+    nodes = 1e-4 * bent() + 0.3
+    model = discrete.expand(nodes, torch.tensor([True, True]))
+    assert model.curvature.abs().max() < 1e-3 * model.diagonal.abs().max()
+
+
+def test_gauss_newton_matrix_is_positive_semidefinite_for_euclidean_embeddings():
+    nodes = bent(B=8)
+    discrete = DiscreteEnergy.of(pb.FisherRaoMetric(FAMILIES["Euclidean embedding"]), nodes, CHUNK)
+    model = discrete.expand(nodes, torch.zeros(8, dtype=torch.bool))
+    eigenvalues = torch.linalg.eigvalsh(dense(model.diagonal, model.upper))
+    assert discrete.num_parts == 1
+    assert (model.curvature == 0).all()
+    assert (eigenvalues[:, 0] > -1e-10 * eigenvalues[:, -1]).all()
+
+
+def test_metrics_without_an_embedding_get_the_exact_gradient():
+    nodes, metric = bent(), pb.FisherRaoMetric(FAMILIES["hyperboloid pair"])
+    embedded, plain = (DiscreteEnergy.of(m, nodes, CHUNK) for m in (metric, Plain(metric)))
+    exact = torch.tensor([False, False])
+    first, second = embedded.expand(nodes, exact), plain.expand(nodes, exact)
+    assert plain.num_parts == 0
+    torch.testing.assert_close(second.energy, first.energy, rtol=1e-9, atol=0)
+    torch.testing.assert_close(second.gradient, first.gradient, rtol=1e-8, atol=1e-8)
+
+
+def test_metrics_without_an_embedding_get_the_exact_hessian_of_a_constant_tensor():
+    nodes = bent(d=3)
+    linear = next(p for p in PROBLEMS if p.name == "linear decoder")
+    discrete = DiscreteEnergy.of(Plain(linear.metric), nodes, CHUNK)
+    model = discrete.expand(nodes, torch.tensor([False, False]))
+    _, hessian = derivatives(discrete, nodes[0])
+    torch.testing.assert_close(dense(model.diagonal, model.upper)[0], hessian, rtol=1e-8, atol=1e-8)
+
+
+def test_chunks_change_nothing_but_the_number_of_calls():
+    nodes, metric = bent(B=7), pb.FisherRaoMetric(FAMILIES["hyperboloid pair"])
+    whole, chunked = DiscreteEnergy.of(metric, nodes, CHUNK), DiscreteEnergy.of(metric, nodes, 1)
+    exact = torch.arange(7) % 2 == 0
+    for part in ("energy", "gradient", "diagonal", "upper", "curvature"):
+        first, second = (getattr(discrete.expand(nodes, exact), part) for discrete in (whole, chunked))
+        torch.testing.assert_close(second, first, rtol=1e-12, atol=1e-12)
+    assert chunked.work.num_decoded == whole.work.num_decoded
+    assert chunked.work.num_calls > whole.work.num_calls
+
+
+def test_varying_constants_of_the_model_are_refused():
+    """A Student-t whose degrees of freedom depend on the code has no embedding; a probe may not have noticed."""
+    metric = pb.FisherRaoMetric(lambda z: torch.distributions.StudentT(torch.where(z[..., :1] > 0.5, 3.0, 4.0), z))
+    discrete = DiscreteEnergy(metric, 2, 3, CHUNK)
+    with pytest.raises(ValueError, match="ScoreMetric"):
+        discrete.energy(torch.linspace(0, 1, 9, dtype=DOUBLE).reshape(1, 9, 1))
+
+
+# -- descent on one level ---------------------------------------------------------------------------------------------------
+
+
+def sphere_curves(B: int, T: int, size: float) -> Tensor:
+    """Great circles of about 2 radians, bent by an amount `size`."""
+    a = SPHERE.points(B) - 0.7
+    b = -a + 0.3 * SPHERE.points(B)
+    t = torch.linspace(0, 1, T + 1, dtype=DOUBLE)
+    return SPHERE.path(a, b, t) + size * torch.sin(torch.pi * t)[:, None] * torch.tensor([1.0, -1.0], dtype=DOUBLE)
+
+
+def test_newton_converges_quadratically():
+    """The predicted decrease is a squared distance to the minimum: its exponent doubles with every exact step."""
+    nodes = sphere_curves(1, 32, 0.05)
+    discrete, light = DiscreteEnergy.of(SPHERE.metric, nodes, CHUNK), torch.tensor([1e-10], dtype=DOUBLE)
+    runs = [Minimizer(rtol=0, max_steps=k, exact_above=0.0).run(discrete, nodes, light) for k in range(1, 7)]
+    decrements = torch.cat([run.predicted / run.energy for run in runs]).log10()
+    fast = [(p, q) for p, q in pairwise(decrements[1:]) if p < -3 and q > -20]
+    assert fast
+    assert all(q < 1.6 * p for p, q in fast)
+
+
+def test_exact_steps_end_the_slow_convergence_of_gauss_newton():
+    nodes = sphere_curves(4, 16, 0.3)
+    discrete = DiscreteEnergy.of(SPHERE.metric, nodes, CHUNK)
+    damping = torch.full((4,), 0.1, dtype=DOUBLE)
+    slow = Minimizer(rtol=1e-12, max_steps=50, exact_below=0.0).run(discrete, nodes, damping)
+    hybrid = Minimizer(rtol=1e-12, max_steps=50).run(discrete, nodes, damping)
+    assert (hybrid.status == Status.CONVERGED).all()
+    assert not slow.exact.any()
+    assert (hybrid.num_steps < slow.num_steps).all()
+    torch.testing.assert_close(hybrid.energy, slow.energy, rtol=1e-11, atol=0)
+
+
+def test_energy_never_rises():
+    nodes = bent(B=10, T=16)
+    discrete = DiscreteEnergy.of(pb.FisherRaoMetric(FAMILIES["natural and mean parameters"]), nodes, CHUNK)
+    before, energies = discrete.energy(nodes), []
+    for k in (1, 3, 9):
+        energies.append(
+            Minimizer(rtol=0, max_steps=k).run(discrete, nodes, torch.full((10,), 1e-2, dtype=DOUBLE)).energy
+        )
+    assert (energies[0] <= before).all()
+    assert (energies[1] <= energies[0]).all()
+    assert (energies[2] <= energies[1]).all()
+
+
+def test_converged_curves_leave_the_batch():
+    """The work of a batch is the sum of the work of its curves, however long one of them takes."""
+    nodes = torch.cat([sphere_curves(3, 16, 1e-6), sphere_curves(1, 16, 0.5)])
+    damping = torch.full((4,), 0.1, dtype=DOUBLE)
+    minimizer = Minimizer(rtol=1e-10, max_steps=50)
+    together = DiscreteEnergy.of(SPHERE.metric, nodes, CHUNK)
+    batch, work, loop = minimizer.run(together, nodes, damping), 0, []
+    for curve in nodes.split(1):
+        alone = DiscreteEnergy.of(SPHERE.metric, curve, CHUNK)
+        loop.append(minimizer.run(alone, curve, damping[:1]))
+        work += alone.work.num_decoded
+    assert together.work.num_decoded == work
+    assert batch.num_steps.tolist() == [run.num_steps.item() for run in loop]
+    assert batch.num_steps[3] > batch.num_steps[:3].max()
+    torch.testing.assert_close(batch.nodes, torch.cat([run.nodes for run in loop]), rtol=1e-9, atol=1e-9)
+
+
+def test_damping_holds_directions_the_decoder_ignores():
+    nodes = torch.cat([sphere_curves(2, 16, 0.3), torch.randn(2, 17, 3, dtype=DOUBLE)], -1)
+    metric = pb.EuclideanMetric(lambda z: SPHERE.metric.decoder(z[..., :2]))
+    discrete = DiscreteEnergy.of(metric, nodes, CHUNK)
+    run = Minimizer(rtol=1e-12, max_steps=50).run(discrete, nodes, torch.full((2,), 0.1, dtype=DOUBLE))
+    assert (run.status == Status.CONVERGED).all()
+    torch.testing.assert_close(run.nodes[..., 2:], nodes[..., 2:], rtol=0, atol=1e-6)
