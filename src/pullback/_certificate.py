@@ -85,8 +85,9 @@ def certify(metric: Metric, geodesic: Geodesic) -> Certificate:
     lower, upper = torch.zeros_like(paths[:, 0, 0]), torch.full_like(paths[:, 0, 0], torch.inf)
     strict = torch.zeros_like(levels, dtype=torch.bool)
     known = torch.isfinite(geodesic.energy.reshape(-1)).nonzero()[:, 0]
+    size = max(1, _MAX_NODES // max(paths.shape[1], _MEASURED_ON))
     with torch.no_grad(), unvalidated():
-        for index in known.split(max(1, _MAX_NODES // max(paths.shape[1], _MEASURED_ON))):
+        for index in known.split(size) if len(known) else ():
             lower[index], upper[index] = _lower(metric, paths[index]), _upper(metric, paths[index])
             strict[index] = _strict(metric, paths[index], levels[index])
     return Certificate(lower.reshape(batch), upper.reshape(batch), geodesic.error, strict.reshape(batch))
