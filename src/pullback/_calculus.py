@@ -71,6 +71,20 @@ def jacobian(f: Map, z: Tensor) -> tuple[Tensors, Tensors]:
     return tuple(y.detach() for y in values), tuple(map(torch.stack, zip(*columns, strict=True)))
 
 
+def constant_hessian(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """`hessian` for when its result is a constant, by torch's own reverse mode."""
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            x = z.detach().clone().requires_grad_()
+            (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+            rows = [torch.autograd.grad(g, x, e, retain_graph=True)[0] for e in _basis(z)]
+    except RuntimeError as error:
+        if not _lacks_derivative(error):
+            raise
+        return hessian(f, z.detach())
+    return torch.stack(rows, dim=-2)
+
+
 def hessian(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     r"""Hessians ``(*batch, d, d)`` of a scalar function of each code, ``f(z)`` of shape ``(*batch,)``.
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pullback._calculus import hessian
+from pullback._calculus import constant_hessian
 from pullback._metric.base import Metric
 from pullback._solver.rows import concatenate
 
@@ -68,8 +68,11 @@ class DiscreteEnergy:
     work: Work = field(default_factory=Work)
 
     @classmethod
-    def of(cls, metric: Metric, nodes: Tensor, chunk_bytes: int) -> DiscreteEnergy:
+    def of(cls, metric: Metric, nodes: Tensor, chunk_bytes: int | None = None) -> DiscreteEnergy:
         """Finds out, at a few nodes, whether the metric has an embedding and how large it is."""
+        chunk_bytes = chunk_bytes or (
+            2**23 if nodes.device.type == "cpu" else 2**31
+        )  # the cache; a share of the memory
         probe = nodes[:4, :: max(1, nodes.shape[1] // 4)].flatten(0, 1)
         with torch.no_grad():
             dual = metric.embed(probe)
@@ -159,7 +162,7 @@ class DiscreteEnergy:
             products = torch.stack([(x * bend).sum(-1) for x, bend in zip(parts, reversed(bends), strict=True)])
             return 2 * products.mean(0)
 
-        blocks = hessian(pairing, inner)
+        blocks = constant_hessian(pairing, inner)
         return 0.5 * (blocks + blocks.mT)
 
     def _expand_by_tensor(self, nodes: Tensor) -> Expansion:

@@ -14,6 +14,7 @@ Rows = TypeVar("Rows", bound=Any)
 
 def take(rows: Rows, index: Tensor) -> Rows:
     """The curves at an index or mask."""
+    index = index.nonzero()[:, 0] if index.dtype == torch.bool else index
     return type(rows)(*(getattr(rows, f.name)[index] for f in fields(rows)))
 
 
