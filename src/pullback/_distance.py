@@ -117,7 +117,7 @@ def _live_energy(metric: Metric, path: Geodesic, index: Tensor, T: int, start: T
 
     Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is held instead.
     """
-    held = path.curve.resample(4 * T + 1).flatten(0, -3)[index].detach()
+    held = path.curve.resample(4 * T + 1).detach().reshape(-1, 4 * T + 1, start.shape[-1])[index]
     found = path.energy.flatten()[index]
     discrete = DiscreteEnergy.of(metric, held, 2**25)
     solved = stationary(discrete, held[:, ::4], num_levels=3)

@@ -1,0 +1,296 @@
+"""Distances, their derivatives, and what certificates say about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Gamma, Normal, Poisson, StudentT
+
+import pullback as pb
+from problems import PROBLEMS, sphere
+from pullback import _distance
+from pullback._solver.base import Solution, Solver, Status
+
+DOUBLE = torch.float64
+NORMAL, SIMPLEX, SPHERE, LINEAR = (PROBLEMS[i] for i in (3, 5, 7, 9))
+WEIGHTS = torch.tensor([[0.9, -0.4, 0.3], [0.2, 0.8, -1.1]], dtype=DOUBLE)
+FAMILIES = {
+    "Euclidean embedding": lambda h: Bernoulli(logits=h),
+    "hyperboloid pair": lambda h: Normal(h, torch.exp(0.5 * h.flip(-1))),
+    "natural and mean parameters": lambda h: Gamma(torch.exp(h), 2 + torch.sin(h.flip(-1))),
+}
+
+
+def live(problem, n: int) -> tuple[Tensor, Tensor]:
+    return problem.points(n).requires_grad_(), problem.points(n).requires_grad_()
+
+
+def gradients(value: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(value.sum(), inputs)
+
+
+@dataclass(frozen=True)
+class Given(Solver):
+    """Returns a prepared path with a prepared status."""
+
+    nodes: Tensor
+    status: int = Status.CONVERGED
+
+    def solve(self, metric: pb.Metric, nodes: Tensor) -> Solution:
+        energy = pb.energy(metric, self.nodes)
+        count = torch.ones_like(energy, dtype=torch.long)
+        return Solution(
+            nodes=self.nodes,
+            energy=energy,
+            length=energy.sqrt(),
+            error=0 * energy,
+            status=self.status * count,
+            strict=count > 0,
+            num_steps=count,
+            num_segments=(self.nodes.shape[1] - 1) * count,
+            num_calls=1,
+            num_decoded=1,
+        )
+
+
+# -- values and first derivatives -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_closed_form_distances_and_their_gradients(problem):
+    a, b = live(problem, 5)
+    found, exact = pb.distance(problem.metric, a, b), problem.distance(a, b)
+    torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-12)
+    for gradient, expected in zip(gradients(found, a, b), gradients(exact, a, b), strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-7, atol=1e-7)
+    with torch.no_grad():
+        plain = pb.distance(problem.metric, a, b)
+    torch.testing.assert_close(plain, exact, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("problem", [NORMAL, SIMPLEX], ids=str)
+@pytest.mark.parametrize("function", [pb.distance, pb.squared_distance])
+def test_gradcheck_in_the_end_points(problem, function):
+    assert torch.autograd.gradcheck(lambda a, b: function(problem.metric, a, b), live(problem, 1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradcheck_in_the_decoder(family):
+    a, b = torch.tensor([[-0.6, 0.3]], dtype=DOUBLE), torch.tensor([[0.7, 0.5]], dtype=DOUBLE)
+
+    def distance(weights: Tensor, shift: Tensor) -> Tensor:
+        return pb.distance(pb.FisherRaoMetric(lambda z: FAMILIES[family](torch.tanh(z @ weights) + shift)), a, b)
+
+    parameters = WEIGHTS.clone().requires_grad_(), torch.zeros(3, dtype=DOUBLE, requires_grad=True)
+    assert torch.autograd.gradcheck(distance, parameters, fast_mode=True)
+
+
+def test_gradient_of_the_squared_distance_is_the_logarithm():
+    """Exp_a(Log_a(b)) = b for the logarithm -½ M(a)⁻¹ ∂d²/∂a."""
+    a, b = live(NORMAL, 3)
+    (gradient,) = gradients(pb.squared_distance(NORMAL.metric, a, b), a)
+    log = -0.5 * torch.linalg.solve(NORMAL.metric.tensor(a.detach()), gradient)
+    torch.testing.assert_close(pb.expmap(NORMAL.metric, a.detach(), log), b.detach(), rtol=1e-7, atol=1e-7)
+
+
+def test_parameters_of_a_module_get_gradients():
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 6)).double()
+    metric = pb.FisherRaoMetric(lambda z: Bernoulli(logits=model(z)))
+    a, b = torch.randn(2, 4, 2, dtype=DOUBLE)
+    pb.distance(metric, a, b).sum().backward()
+    first = next(model.parameters())
+    origin, direction, values = first.detach().clone(), torch.randn_like(first), []
+    for sign in (1, -1):
+        first.data = origin + sign * 1e-5 * direction
+        values.append(pb.distance(metric, a, b).sum().item())
+    assert first.grad is not None
+    assert (first.grad * direction).sum().item() == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-6)
+
+
+def test_nothing_is_recorded_where_nobody_asks():
+    a, b = NORMAL.points(2), NORMAL.points(2)
+    assert not pb.distance(NORMAL.metric, a, b).requires_grad
+    with torch.no_grad():
+        assert not pb.distance(NORMAL.metric, a.requires_grad_(), b).requires_grad
+    assert not pb.geodesic(NORMAL.metric, a, b).energy.requires_grad
+
+
+def test_equal_codes_have_no_distance_and_no_gradient():
+    a, b = live(SPHERE, 3)
+    with torch.no_grad():
+        b[1] = a[1]
+    distance = pb.distance(SPHERE.metric, a, b)
+    first, second = gradients(distance, a, b)
+    assert distance[1] == 0
+    assert (torch.stack([first, second])[:, 1] == 0).all()
+    assert (first[[0, 2]].norm(dim=-1) > 0.1).all()
+
+
+def test_near_codes_have_the_gradient_of_a_short_step():
+    a = SPHERE.points(3).requires_grad_()
+    v = 1e-6 * torch.randn(3, 2, dtype=DOUBLE)
+    (gradient,) = gradients(pb.squared_distance(SPHERE.metric, a, a.detach() + v), a)
+    expected = -2 * (SPHERE.metric.tensor(a.detach()) @ v[..., None])[..., 0]
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=0)
+
+
+def test_batches_broadcast_and_equal_loops():
+    a, b = live(NORMAL, 3)[0][:, None], live(NORMAL, 2)[1]
+    together = pb.distance(NORMAL.metric, a, b)
+    assert together.shape == (3, 2)
+    loop = torch.stack([pb.distance(NORMAL.metric, x, y) for x in a[:, 0] for y in b]).reshape(3, 2)
+    torch.testing.assert_close(together, loop, rtol=1e-11, atol=0)
+    for first, second in zip(gradients(together, a, b), gradients(loop, a, b), strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-7, atol=1e-9)
+
+
+def test_recomputing_in_chunks_gives_the_same_gradient(monkeypatch):
+    weights = WEIGHTS.clone().requires_grad_()
+    metric = pb.FisherRaoMetric(lambda z: Poisson(torch.exp(torch.tanh(z @ weights))))
+    a, b = torch.randn(2, 4, 2, dtype=DOUBLE)
+    whole = gradients(pb.distance(metric, a.requires_grad_(), b), a, weights)
+    monkeypatch.setattr(_distance, "MAX_DECODED", 1)
+    for gradient, expected in zip(gradients(pb.distance(metric, a, b), a, weights), whole, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_metrics_without_an_embedding_are_differentiable():
+    a, b = live(NORMAL, 2)
+    distance = pb.distance(pb.DivergenceMetric(NORMAL.metric.decoder), a, b)
+    for gradient, expected in zip(gradients(distance, a, b), gradients(NORMAL.distance(a, b), a, b), strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_ignored_dimensions_have_no_gradient():
+    metric = pb.EuclideanMetric(lambda z: SPHERE.metric.decoder(z[..., :2]))
+    a, b = (torch.cat([x.detach(), torch.randn(3, 2, dtype=DOUBLE)], -1).requires_grad_() for x in live(SPHERE, 3))
+    (gradient,) = gradients(pb.distance(metric, a, b), a)
+    (expected,) = gradients(SPHERE.distance(a[:, :2], b[:, :2]), a)
+    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_single_precision():
+    a, b = live(SIMPLEX, 3)
+    a, b = a.detach().float().requires_grad_(), b.detach().float()
+    distance = pb.distance(SIMPLEX.metric, a, b)
+    assert distance.dtype == torch.float32
+    torch.testing.assert_close(distance, SIMPLEX.distance(a, b), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*(gradients(d, a)[0] for d in (distance, SIMPLEX.distance(a, b))), rtol=1e-2, atol=1e-3)
+
+
+def test_second_derivatives_are_refused():
+    weights = WEIGHTS.clone().requires_grad_()
+    metric = pb.FisherRaoMetric(lambda z: Poisson(torch.exp(z @ weights)))
+    a, b = torch.randn(2, 2, 2, dtype=DOUBLE)
+    distance = pb.distance(metric, a.requires_grad_(), b)
+    (gradient,) = torch.autograd.grad(distance.sum(), a, create_graph=True)
+    for variable in (a, weights):
+        with pytest.raises(RuntimeError, match="first derivatives only"):
+            torch.autograd.grad(gradient.sum(), variable, retain_graph=True)
+
+
+def test_a_path_that_minimising_would_leave_is_held():
+    """A detour (as around a wall that coarse nodes would hop over) keeps its energy, and the derivatives of a fixed curve."""
+    a, b = live(LINEAR, 2)
+    t = torch.linspace(0, 1, 17, dtype=DOUBLE)[:, None]
+    detour = torch.lerp(a[:, None], b[:, None], t) + torch.sin(torch.pi * t) * torch.ones(3, dtype=DOUBLE)
+    squared = pb.squared_distance(LINEAR.metric, a, b, solver=Given(detour.detach()))
+    torch.testing.assert_close(squared, pb.energy(LINEAR.metric, detour), rtol=1e-12, atol=0)
+    (gradient,) = gradients(squared, a)
+    M = LINEAR.metric.tensor(a.detach())
+    velocity = b.detach() - a.detach() + torch.pi
+    torch.testing.assert_close(gradient, -2 * (M @ velocity[..., None])[..., 0], rtol=1e-2, atol=1e-2)
+
+
+def test_failed_pairs_are_named():
+    a, b = NORMAL.points(6).reshape(2, 3, 2), NORMAL.points(1)
+    a[1, 2] = torch.nan
+    with pytest.raises(RuntimeError, match=r"1 of 6 paths failed: pairs \(1, 2\).*an end point is NaN"):
+        pb.distance(NORMAL.metric, a, b)
+    line = torch.lerp(a[0, :, None], b[:, None], torch.linspace(0, 1, 9, dtype=DOUBLE)[:, None])
+    with pytest.raises(RuntimeError, match=r"3 of 3 paths failed: pairs 0, 1, 2.*raise the solver's max_steps"):
+        pb.distance(NORMAL.metric, a[0], b, solver=Given(line, Status.MAX_STEPS))
+
+
+# -- certificates -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_bracket_holds_the_closed_form(problem):
+    a, b = problem.points(8), problem.points(8)
+    certificate = pb.certify(problem.metric, pb.geodesic(problem.metric, a, b))
+    exact, rounding = problem.distance(a, b), 1e-14
+    assert (certificate.lower <= exact + rounding).all()
+    assert (exact <= certificate.upper + rounding).all()
+    torch.testing.assert_close(certificate.upper, exact, rtol=1e-5, atol=0)
+    assert (certificate.lower >= 0.5 * exact).all()
+    assert certificate.strict.all()
+
+
+@pytest.mark.parametrize("problem", PROBLEMS[:7], ids=str)
+def test_bracket_closes_where_the_codes_are_the_family(problem):
+    a, b = problem.points(4), problem.points(4)
+    certificate = pb.certify(problem.metric, pb.geodesic(problem.metric, a, b))
+    torch.testing.assert_close(certificate.lower, certificate.upper, rtol=1e-5, atol=0)
+
+
+def test_a_geodesic_past_its_conjugate_point_is_no_minimum():
+    """A great circle the long way round, held by symmetry: a saddle, which the Hessian shows."""
+    metric, one = sphere(2).metric, torch.tensor([[3.0, 0.0]], dtype=DOUBLE)
+    t = torch.tan(torch.linspace(-1, 1, 17, dtype=DOUBLE) * torch.atan(one[0, 0]))
+    long_way = pb.geodesic(metric, -one, one, solver=Given(t[None, :, None] * one[0] / 3))
+    short = pb.geodesic(metric, -one / 4, one / 4)
+    assert long_way.length.item() > torch.pi
+    assert not pb.certify(metric, long_way).strict
+    assert pb.certify(metric, short).strict
+
+
+def test_no_strict_minimum_where_a_dimension_is_ignored():
+    metric = pb.EuclideanMetric(lambda z: SPHERE.metric.decoder(z[..., :2]))
+    a, b = (torch.cat([SPHERE.points(2), torch.zeros(2, 1, dtype=DOUBLE)], -1) for _ in range(2))
+    assert not pb.certify(metric, pb.geodesic(metric, a, b)).strict.any()
+
+
+@pytest.mark.parametrize(
+    ("decoder", "known"),
+    [
+        (lambda z: pb.VonMisesFisher(nn.functional.normalize(torch.cat([z, 1 + 0 * z], -1), dim=-1), 2 + 0 * z[..., 0]), True),
+        (lambda z: pb.VonMisesFisher(nn.functional.normalize(torch.cat([z, 1 + 0 * z], -1), dim=-1), 3 + z[..., 0].sin()), False),
+        (lambda z: StudentT(4.0, z, 1.0), True),
+        (lambda z: StudentT(4 + z.square(), z, 1.0), False),
+        (lambda z: Gamma(torch.exp(z), torch.exp(z.flip(-1))), False),
+    ],
+    ids=["fixed concentration", "varying concentration", "fixed df", "varying df", "no closed form"],
+)  # fmt: skip
+def test_lower_bound_only_where_the_closed_form_is_that_of_the_whole_family(decoder, known):
+    a, b = torch.tensor([[-0.5, 0.3]], dtype=DOUBLE), torch.tensor([[0.9, -0.1]], dtype=DOUBLE)
+    path = pb.geodesic(pb.FisherRaoMetric(decoder), a, b)
+    certificate = pb.certify(pb.FisherRaoMetric(decoder), path)
+    assert path.converged.all()
+    assert certificate.upper > 0.1
+    assert (certificate.lower > 0.1 * certificate.upper if known else certificate.lower == 0).all()
+
+
+def test_nothing_is_known_of_a_pair_without_a_path():
+    a, b = NORMAL.points(3), NORMAL.points(3)
+    a[1] = torch.nan
+    certificate = pb.certify(NORMAL.metric, pb.geodesic(NORMAL.metric, a, b))
+    good = pb.certify(NORMAL.metric, pb.geodesic(NORMAL.metric, a[::2], b[::2]))
+    assert (certificate.lower[1], certificate.upper[1]) == (0, torch.inf)
+    assert certificate.strict.tolist() == [True, False, True]
+    torch.testing.assert_close(certificate.upper[::2], good.upper, rtol=1e-9, atol=0)
+    assert pb.certify(NORMAL.metric, pb.geodesic(NORMAL.metric, a[1], b[1])).upper == torch.inf
+
+
+def test_certificates_are_sentences():
+    a, b = NORMAL.points(4), NORMAL.points(4)
+    one = pb.certify(NORMAL.metric, pb.geodesic(NORMAL.metric, a[0], b[0]))
+    many = pb.certify(NORMAL.metric, pb.geodesic(NORMAL.metric, a, b))
+    assert f"{one.lower.item():.6g} <= distance <= {one.upper.item():.6g}" in str(one)
+    assert "a strict local minimum" in str(one)
+    assert str(many).startswith("4 distances")
+    assert "4 of the paths are strict local minima" in str(many)
