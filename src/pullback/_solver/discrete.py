@@ -26,8 +26,13 @@ import torch
 from torch import Tensor
 
 from pullback._calculus import constant_hessian
+from pullback._curve import Polyline
 from pullback._metric.base import Metric
 from pullback._solver.rows import concatenate
+
+
+class NoEmbeddingError(ValueError):
+    """An embedding found at some codes is missing at others: a parameter it takes for constant varies with the code."""
 
 
 @dataclass
@@ -73,7 +78,7 @@ class DiscreteEnergy:
         chunk_bytes = chunk_bytes or (
             2**23 if nodes.device.type == "cpu" else 2**31
         )  # the cache; a share of the memory
-        probe = nodes[:4, :: max(1, nodes.shape[1] // 4)].flatten(0, 1)
+        probe = Polyline(nodes[:4]).resample(9).flatten(0, 1)
         with torch.no_grad():
             dual = metric.embed(probe)
         if dual is None:
@@ -120,10 +125,7 @@ class DiscreteEnergy:
         """The distinct maps of the embedding at ``z``; `origin` only matters to pairs."""
         dual = self.metric.embed(z, origin=origin if self.num_parts == 2 else None)
         if dual is None:
-            raise ValueError(
-                "The metric has an embedding at some codes and none at others. A parameter that must be constant (a total count, "
-                "degrees of freedom) varies with the code: use pullback.ScoreMetric or pullback.DivergenceMetric for this decoder."
-            )
+            raise NoEmbeddingError("The metric has an embedding at some codes and none at others.")
         return dual[: self.num_parts]
 
     def _chords(self, nodes: Tensor, strides: list[int]) -> list[Tensor]:

@@ -24,7 +24,7 @@ from pullback._curve import Polyline
 from pullback._decoder import unvalidated
 from pullback._metric.base import Metric
 from pullback._solver.base import Solution, Solver, Status
-from pullback._solver.discrete import DiscreteEnergy, total_energy
+from pullback._solver.discrete import DiscreteEnergy, NoEmbeddingError, total_energy
 from pullback._solver.levels import Measurement, Paths, assemble, measure, measure_straight, resample
 from pullback._solver.newton import Descent, Minimizer
 from pullback._solver.rows import concatenate, take
@@ -67,16 +67,23 @@ class GaussNewton(Solver):
     def solve(self, metric: Metric, nodes: Float[Tensor, "B n d"]) -> Solution:
         with torch.no_grad(), unvalidated():
             discrete = DiscreteEnergy.of(metric, nodes, self.chunk_bytes)
-            waiting, done = self._start(discrete, nodes.detach())
-            while waiting:
-                key = min(waiting)
-                run = self._walled_level if key[0] else self._smooth_level
-                finished, groups = run(discrete, concatenate(waiting.pop(key)))
-                done.append(finished)
-                for next_key, group in groups.items():
-                    if group.index.numel():
-                        waiting.setdefault(next_key, []).append(group)
-            return assemble(done, discrete)
+            try:
+                return self._descend(discrete, nodes.detach())
+            except NoEmbeddingError:
+                return self._descend(replace(discrete, num_parts=0), nodes.detach())
+
+    def _descend(self, discrete: DiscreteEnergy, nodes: Tensor) -> Solution:
+        """Takes each curve from level to level until it is finished."""
+        waiting, done = self._start(discrete, nodes)
+        while waiting:
+            key = min(waiting)
+            run = self._walled_level if key[0] else self._smooth_level
+            finished, groups = run(discrete, concatenate(waiting.pop(key)))
+            done.append(finished)
+            for next_key, group in groups.items():
+                if group.index.numel():
+                    waiting.setdefault(next_key, []).append(group)
+        return assemble(done, discrete)
 
     def _start(
         self, discrete: DiscreteEnergy, nodes: Tensor
@@ -107,7 +114,7 @@ class GaussNewton(Solver):
         """Solves one level; returns the curves that are finished, and the others by the level they go to."""
         level = paths.nodes.shape[1] - 1
         last = 2 * level > self.max_segments
-        first = level == self.min_segments  # its minimum is only compared with
+        first = level == self.min_segments and not last  # its minimum is only compared with
         minimizer = Minimizer(rtol=30 * self.rtol if first else self.rtol, max_steps=self._max_steps(last))
         descent = minimizer.run(discrete, paths.nodes, paths.damping)
         found = measure(discrete, descent.nodes)
