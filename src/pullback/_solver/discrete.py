@@ -81,9 +81,9 @@ class DiscreteEnergy:
         probe = Polyline(nodes[:4]).resample(9).flatten(0, 1)
         with torch.no_grad():
             dual = metric.embed(probe)
-        if dual is None:
-            return cls(metric, 0, nodes.shape[-1] ** 2, chunk_bytes)
-        return cls(metric, 1 if dual[0] is dual[1] else 2, dual[0].shape[-1], chunk_bytes)
+        num_features = nodes.shape[-1] ** 2 if dual is None else dual[0].shape[-1]
+        num_parts = 0 if dual is None else 1 if dual[0] is dual[1] else 2
+        return cls(metric, num_parts, num_features, chunk_bytes or _chunk_bytes(nodes, num_features))
 
     def chords(self, nodes: Tensor, coarsest: int = 1) -> list[Tensor]:
         """``ds2`` between nodes at strides ``coarsest, coarsest / 2, ..., 1``: each of shape ``(B, T / stride)``."""
@@ -179,6 +179,13 @@ class DiscreteEnergy:
         return Expansion(
             total_energy(chords.detach()), gradient[:, 1:-1], diagonal, -T * G[:, 1:-1], torch.zeros_like(diagonal)
         )
+
+
+def _chunk_bytes(nodes: Tensor, num_features: int) -> int:
+    """On the CPU what stays in its cache, unless a point is so small that calls cost more; else a share of the memory."""
+    if nodes.device.type != "cpu":
+        return 2**31
+    return 2**23 if num_features > 64 else 2**27
 
 
 def total_energy(chords: Tensor) -> Tensor:

@@ -95,8 +95,9 @@ class Minimizer:
         """One step of every curve. The trial is expanded at once: most are accepted, and then the next step needs it."""
         step, predicted, positive = _solve(curves, model)
         trial = curves.nodes + torch.nn.functional.pad(step, (0, 0, 1, 1))
-        rate = torch.where(curves.predicted.isinf(), 1.0, (predicted / curves.predicted).clamp_max(1.0))
-        near = (
+        first = curves.predicted.isinf()
+        rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
+        near = ~first & (
             (self.substeps == 1)
             & (predicted < self.exact_below * model.energy)
             & (rate > self.exact_above)
