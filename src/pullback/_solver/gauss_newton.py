@@ -31,6 +31,7 @@ from pullback._solver.rows import concatenate, take
 
 _SIGHT = 1.15  # a level is blind if finer chords see more than so many times the energy its own do
 _COARSE_STEPS = 15  # on all levels but the finest: a curve that takes longer is better off with more segments
+_FIRST_STEPS = 6  # on the coarsest level: what it does not finish the next one does, and the batch need not wait
 _SUBSTEPS = 8  # chords a piece in the walled regime
 _WALLED_SEGMENTS = 64  # pieces on its first level
 _PULL = 1e-2  # Euclidean energy mixed in there, as a share of the energy of the path
@@ -115,7 +116,8 @@ class GaussNewton(Solver):
         level = paths.nodes.shape[1] - 1
         last = 2 * level > self.max_segments
         first = level == self.min_segments and not last  # its minimum is only compared with
-        minimizer = Minimizer(rtol=30 * self.rtol if first else self.rtol, max_steps=self._max_steps(last))
+        max_steps = _FIRST_STEPS if first else self._max_steps(last)
+        minimizer = Minimizer(rtol=30 * self.rtol if first else self.rtol, max_steps=max_steps)
         descent = minimizer.run(discrete, paths.nodes, paths.damping)
         found = measure(discrete, descent.nodes)
         blind = found.energy > _SIGHT * descent.energy

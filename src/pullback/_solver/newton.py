@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pullback._solver.base import Status
 from pullback._solver.discrete import DiscreteEnergy, Expansion
-from pullback._solver.rows import put, take
+from pullback._solver.rows import merge, put, take
 from pullback._solver.tridiagonal import solve_tridiagonal
 
 _PATIENCE = 6  # rejected steps in a row after which a curve is called stalled; the damping has then grown by 2^27
@@ -114,8 +114,7 @@ class Minimizer:
         converged = flat | (accepted & light & (predicted * rate <= self.rtol * ahead.energy))
         curves = _moved(curves, trial, ahead.energy, accepted, predicted, near)
         _adapt(curves, accepted, positive, gain)
-        chosen = accepted.nonzero()[:, 0]
-        put(model, chosen, take(ahead, chosen))
+        model = merge(accepted, ahead, model)
         stalled = (curves.growth > 4.0 * 2**_PATIENCE) & ~converged
         status = torch.where(converged, Status.CONVERGED, Status.STALLED)
         return _retire(result, curves, model, converged | stalled, status)
@@ -166,9 +165,13 @@ def _retire(
     result: Descent, curves: Descent, model: Expansion, done: Tensor, status: Status | Tensor
 ) -> tuple[Descent, Expansion]:
     """Takes the curves that are `done` out of the batch and writes them to the result."""
-    if not done.any():
+    gone = done.nonzero()[:, 0]
+    if gone.numel() == 0:
         return curves, model
     curves.status = torch.where(done, status, curves.status)
-    chosen = take(curves, done)
+    chosen = take(curves, gone)
     put(result, chosen.index, chosen)
-    return take(curves, ~done), take(model, ~done)
+    if gone.numel() == done.numel():
+        return take(curves, gone[:0]), take(model, gone[:0])
+    kept = (~done).nonzero()[:, 0]
+    return take(curves, kept), take(model, kept)
