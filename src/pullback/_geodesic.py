@@ -34,7 +34,8 @@ class Geodesic:
     - `energy`, `length`: of the paths; ``energy = length²`` on a geodesic up to `error`.
     - `error`: estimate of the relative error of `length` as a distance in its valley (resolution and extrapolation).
     - `codes`: one `Status` a curve; `status` has them as sentences, `converged` as truth values.
-    - `strict`: whether the last step was an exact Newton step on a positive definite Hessian, which marks a strict minimum.
+    - `strict`: True if the last step used the exact Hessian and that was positive definite, which marks a strict minimum. False
+      decides nothing (most curves never need the exact Hessian); `pullback.certify` does.
     - `leaves_support`: whether the path leaves the support of the data; None if the decoder knows no support.
     - `num_steps`, `num_segments`: on the finest level of each curve.
     - `num_calls`, `num_decoded`: batched decoder calls, and decoded points, of the whole batch (a point with its d tangents

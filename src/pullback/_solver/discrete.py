@@ -75,9 +75,6 @@ class DiscreteEnergy:
     @classmethod
     def of(cls, metric: Metric, nodes: Tensor, chunk_bytes: int | None = None) -> DiscreteEnergy:
         """Finds out, at a few nodes, whether the metric has an embedding and how large it is."""
-        chunk_bytes = chunk_bytes or (
-            2**23 if nodes.device.type == "cpu" else 2**31
-        )  # the cache; a share of the memory
         probe = Polyline(nodes[:4]).resample(9).flatten(0, 1)
         with torch.no_grad():
             dual = metric.embed(probe)

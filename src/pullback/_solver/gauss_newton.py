@@ -25,9 +25,9 @@ from pullback._decoder import unvalidated
 from pullback._metric.base import Metric
 from pullback._solver.base import Solution, Solver, Status
 from pullback._solver.discrete import DiscreteEnergy, NoEmbeddingError, total_energy
-from pullback._solver.levels import Measurement, Paths, assemble, measure, measure_straight, resample
+from pullback._solver.levels import Measurement, Paths, assemble, join, measure, measure_straight, resample
 from pullback._solver.newton import Descent, Minimizer
-from pullback._solver.rows import concatenate, take
+from pullback._solver.rows import take
 
 _SIGHT = 1.15  # a level is blind if finer chords see more than so many times the energy its own do
 _COARSE_STEPS = 15  # on all levels but the finest: a curve that takes longer is better off with more segments
@@ -79,7 +79,7 @@ class GaussNewton(Solver):
         while waiting:
             key = min(waiting)
             run = self._walled_level if key[0] else self._smooth_level
-            finished, groups = run(discrete, concatenate(waiting.pop(key)))
+            finished, groups = run(discrete, join(waiting.pop(key)))
             done.append(finished)
             for next_key, group in groups.items():
                 if group.index.numel():

@@ -117,16 +117,23 @@ def resample(paths: Paths, num_segments: int) -> Tensor:
     return torch.where(paths.smooth[:, None, None], refine(paths.best, factor), lerp_nodes(paths.best, factor))
 
 
+def join(groups: list[Paths]) -> Paths:
+    """Curves that meet on a level, their best paths brought to the finest of their resolutions."""
+    finest = max(group.best.shape[1] - 1 for group in groups)
+    for group in groups:
+        group.best = resample(group, finest)
+    return concatenate(groups)
+
+
 def assemble(done: list[Paths], discrete: DiscreteEnergy) -> Solution:
     """All curves in their order, on the nodes of the finest among them."""
     levels = [torch.full_like(paths.index, paths.nodes.shape[1] - 1) for paths in done]
-    finest = max(paths.best.shape[1] - 1 for paths in done)
     for paths in done:
-        paths.nodes = paths.best = resample(paths, finest)
-    paths, order = concatenate(done), torch.cat([paths.index for paths in done]).argsort()
-    paths = take(paths, order)
+        paths.nodes = paths.nodes[:, :1]  # of as many resolutions as there are levels; the best paths are what counts
+    order = torch.cat([paths.index for paths in done]).argsort()
+    paths = take(join(done), order)
     return Solution(
-        nodes=paths.nodes,
+        nodes=paths.best,
         energy=paths.energy,
         length=paths.length,
         error=paths.error,

@@ -12,6 +12,9 @@ from pullback._solver.discrete import DiscreteEnergy, Expansion
 from pullback._solver.rows import merge, put, take
 from pullback._solver.tridiagonal import solve_tridiagonal
 
+_LEAST_DAMPING = (
+    1e-3  # costs a thousandth of a step in the smoothest direction; without it curves creep where M is nearly 0
+)
 _PATIENCE = 6  # rejected steps in a row after which a curve is called stalled; the damping has then grown by 2^27
 
 
@@ -124,7 +127,7 @@ def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
     """The damped step, the decrease the model predicts for it, and whether the damped Hessian is positive definite."""
     num_segments = curves.nodes.shape[1] - 1
     scale = model.diagonal.diagonal(dim1=-2, dim2=-1).abs()
-    scale = (scale + 1e-3 * scale.mean((-2, -1), keepdim=True)) / num_segments**2
+    scale = (scale + 1e-2 * scale.mean(-1, keepdim=True)) / num_segments**2
     damped = curves.damping[:, None, None] * scale
     exact = (curves.exact & ~curves.barred)[:, None, None, None]
     hessian = model.diagonal + torch.diag_embed(damped) + torch.where(exact, model.curvature, 0.0)
@@ -156,7 +159,7 @@ def _adapt(curves: Descent, accepted: Tensor, positive: Tensor, gain: Tensor) ->
     saddle = ~positive & curves.exact & ~curves.barred
     shrink = (1 - (2 * gain - 1) ** 3).clamp(0.1, 1.0)
     raised = torch.where(saddle, curves.damping, (curves.damping * curves.growth).clamp_min(1e-3))
-    curves.damping = torch.where(accepted, (curves.damping * shrink).clamp_min(1e-10), raised)
+    curves.damping = torch.where(accepted, (curves.damping * shrink).clamp_min(_LEAST_DAMPING), raised)
     curves.growth = torch.where(accepted, 4.0, torch.where(saddle, curves.growth, curves.growth * 2))
     curves.barred = saddle | (curves.barred & ~accepted)
 
