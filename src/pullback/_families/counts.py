@@ -79,7 +79,7 @@ def _deviation(logits: Tensor) -> Tensor:
 
 def _sign(logits: Tensor) -> Tensor:
     """±1, a constant to every derivative; torch's own sign and abs are flat at 0, where a logit often is."""
-    return torch.where(logits < 0, -1.0, 1.0).to(logits.dtype)
+    return torch.copysign(torch.ones((), dtype=logits.dtype, device=logits.device), logits.detach())
 
 
 @embed.register

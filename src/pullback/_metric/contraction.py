@@ -14,6 +14,10 @@ from pullback._information import Information
 
 Rule = Callable[[Distribution], Information]
 
+_BLOCK = (
+    2**17
+)  # coordinates that a processor contracts at once: they stay in its cache, and no fresh memory is asked for
+
 
 def pulled_back(rule: Rule, decoder: Decoder, z: Tensor) -> Tensor:
     r"""The tensor :math:`J^\top I J` of shape ``(*batch, d, d)`` for the information that `rule` gives the decoded distributions."""
@@ -37,10 +41,15 @@ def contracted(info: Information, eta: Tensor, u: Tensor, num_batch: int) -> Ten
     An estimated information is evaluated code by code, each with the same noise: the estimate at a code must not depend on
     where in a batch the code stands.
     """
-    if info.exact or num_batch == 0:
-        return info.gram(eta, u, num_batch)
-    codes = zip(eta.flatten(0, num_batch - 1), u.flatten(1, num_batch).unbind(1), strict=True)
-    grams = torch.stack([info.gram(one, tangents, 0) for one, tangents in codes])
+    if num_batch == 0:
+        return info.gram(eta, u, 0)
+    flat, tangents = eta.flatten(0, num_batch - 1), u.flatten(1, num_batch)
+    if info.exact:
+        size = max(1, _BLOCK * len(flat) // max(1, eta.numel())) if eta.device.type == "cpu" else max(1, len(flat))
+        blocks = zip(flat.split(size), tangents.split(size, 1), strict=True)
+        grams = torch.cat([info.gram(block, v, 1) for block, v in blocks])
+    else:
+        grams = torch.stack([info.gram(one, v, 0) for one, v in zip(flat, tangents.unbind(1), strict=True)])
     return grams.reshape(*eta.shape[:num_batch], *grams.shape[1:])
 
 
