@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from jaxtyping import Float
 from scipy import interpolate
 from torch import Tensor
 
 from pullback._metric.base import Metric
 from pullback._metric.steps import safe_sqrt, squared_steps
+from pullback._typing import Float
 
 
 class Curve(abc.ABC):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pullback._decoder import Decoder
+from pullback._typing import Float
 from pullback._uncertainty import blend
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pullback._curve import Curve
@@ -19,6 +18,7 @@ from pullback._decoder import unvalidated
 from pullback._integrator import DenseOutput, Flow, Outcome, integrate
 from pullback._metric.acceleration import differentiable, geodesic_field
 from pullback._metric.base import Metric
+from pullback._typing import Bool, Float, Int
 
 _SENTENCES = {
     Outcome.FINISHED: "The geodesic reached its end.",

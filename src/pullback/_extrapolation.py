@@ -27,7 +27,6 @@ stays what the metric was before: the Fisher information of everything the decod
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from scipy.sparse.csgraph import dijkstra
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
@@ -42,6 +41,7 @@ from pullback._product import Product
 from pullback._rao import rao_distance
 from pullback._reweighting import Reweighted
 from pullback._support import Support
+from pullback._typing import Float
 
 _SLOPE = 3.0
 _MAX_PROBES = 192

@@ -18,12 +18,12 @@ from typing import Self
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.distributions import Normal
 
 from pullback._support import squared_distances
+from pullback._typing import Float
 
 
 class GPDecoder(nn.Module):

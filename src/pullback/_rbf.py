@@ -8,11 +8,11 @@ ceiling (Arvanitidis, Hansen, Hauberg 2018; the Gaussian experiment of Arvanitid
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from pullback._support import Support
+from pullback._typing import Float
 
 
 class RBFPrecision(nn.Module):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -20,6 +19,7 @@ from pullback._metric.fisher_rao import FisherRaoMetric
 from pullback._solver.code_graph import CodeGraph
 from pullback._solver.lattice import Lattice
 from pullback._support import Support
+from pullback._typing import Float
 
 _ENTROPY_RISES = 0.75
 _MAY_LEAVE = 0.05

@@ -13,12 +13,12 @@ Beta, Dirichlet) the way through the void can be the shortest. `Extrapolated` cl
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pullback._decoder import Decoder, decode
 from pullback._support import Support, translated_sigmoid
+from pullback._typing import Float
 from pullback._uncertainty import blend, most_uncertain
 
 

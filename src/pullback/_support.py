@@ -17,8 +17,9 @@ from typing import Self
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
+
+from pullback._typing import Bool, Float
 
 _MAX_CENTERS = 512
 _MINI_BATCH_FROM = 10_000

@@ -19,11 +19,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Size, Tensor
 from torch.distributions import Distribution, Gamma, constraints, register_kl
 
 from pullback._special import Resultant, resultant
+from pullback._typing import Float
 
 
 class _UnitVector(constraints.Constraint):

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from pullback._calculus import pushforward
 from pullback._decoder import observed
 from pullback._metric.base import Metric
+from pullback._typing import Float
 
 __all__ = ["check_metric"]
 

@@ -19,12 +19,12 @@ import functools
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from pullback._calculus import Map, Tensors, directional, pushforward
 from pullback._decoder import DecoderError, unvalidated
 from pullback._metric.base import Metric
+from pullback._typing import Float
 
 _CHUNK = 2**25  # numbers held at once
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from pullback._calculus import jacobian
+from pullback._typing import Float
 
 
 class Metric(abc.ABC):

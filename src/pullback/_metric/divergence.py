@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -20,6 +19,7 @@ from pullback._decoder import Decoder, check_codes, check_finite, decode, observ
 from pullback._divergence import Divergence, symmetrized_kl
 from pullback._metric.base import Metric
 from pullback._metric.contraction import total
+from pullback._typing import Float
 
 Step = Callable[[Tensor], Tensor]
 

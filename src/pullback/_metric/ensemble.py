@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -34,6 +33,7 @@ from pullback._ensemble import EnsembleDecoder
 from pullback._metric.base import Metric
 from pullback._metric.contraction import total
 from pullback._metric.fisher_rao import FisherRaoMetric
+from pullback._typing import Float
 
 
 @dataclass(frozen=True)

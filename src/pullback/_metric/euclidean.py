@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import singledispatch
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Independent
 from torch.nn.functional import logsigmoid
@@ -16,6 +15,7 @@ from pullback._information import Information
 from pullback._metric.base import Metric
 from pullback._metric.contraction import pulled_back
 from pullback._product import Product
+from pullback._typing import Float
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.distributions import Distribution
@@ -18,6 +17,7 @@ from pullback._fisher import fisher
 from pullback._information import Information
 from pullback._metric.base import Metric
 from pullback._metric.contraction import contracted, pulled_back, total
+from pullback._typing import Float
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from pullback._calculus import pushforward
 from pullback._gaussian_process import GPDecoder
 from pullback._metric.base import Metric
+from pullback._typing import Float
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent
 
@@ -15,6 +14,7 @@ from pullback._decoder import Decoder, check_codes, check_finite, decode, observ
 from pullback._metric.base import Metric
 from pullback._product import Product
 from pullback._score import fixed_noise, unbiased_weight
+from pullback._typing import Float
 
 _AT_ONCE = 2**22  # numbers sampled at once: what bounds the memory
 

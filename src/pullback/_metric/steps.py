@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from pullback._metric.base import Metric
+from pullback._typing import Float
 
 MAX_DECODED = 4096  # codes decoded at once: what bounds the memory of a measurement
 _PIECE = 64  # segments measured around one origin, so that rounding stays local

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import singledispatch
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, Independent, LowRankMultivariateNormal, MultivariateNormal, Normal
 
@@ -19,6 +18,7 @@ from pullback._metric.base import Metric
 from pullback._metric.contraction import pulled_back, total
 from pullback._metric.euclidean import flat
 from pullback._product import Product
+from pullback._typing import Float
 
 
 @dataclass(frozen=True)
