@@ -124,7 +124,7 @@ class GaussNewton(Solver):
         worse = blind | ~(found.energy <= paths.energy * (1 + 1e-4 + found.error))
         new = _chosen(paths, descent, found, worse, order=4)
         done = self._judge(new, paths, descent, worse, last)
-        given_up = worse & paths.returned
+        given_up = paths.returned & (worse | (descent.status == Status.MAX_STEPS))
         new.error = torch.where(given_up, paths.error, new.error)
         new.status = torch.where(given_up, paths.status, new.status)
         done |= given_up
