@@ -23,6 +23,7 @@ SOURCE = ROOT / "src" / "pullback"
 
 # Modules to the left know nothing of modules to the right. "pullback" is the package's own list of names.
 ORDER = [
+    {"_typing"},
     {"_special", "_rewrites"},
     {"_decoder", "_calculus", "_information", "_integrator"},
     {"_fisher", "_embedding", "_rao", "_score"},
@@ -35,7 +36,9 @@ ORDER = [
     {"_extrapolation"},
     {"_curve"},
     {"_solver"},
-    {"_geodesic", "_exponential", "_geometry"},
+    {"_geodesic", "_exponential"},
+    {"_distance", "_report"},
+    {"_certificate", "_geometry"},
     {"_statistics"},
     {"testing"},
     {"pullback"},
@@ -108,6 +111,20 @@ def test_import_is_light():
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" in loaded
     assert not heavy & set(loaded)
+
+
+@pytest.mark.parametrize("missing", ["jaxtyping", "sklearn", "tqdm"])
+def test_imports_where_something_is_missing(missing):
+    """Annotations are documentation, k-means and progress bars are looked for when they are used."""
+    code = f"import sys; sys.modules[{missing!r}] = None; import pullback"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_submodules_are_attributes():
+    code = "import sys, pullback; assert callable(pullback.testing.check_metric); assert callable(pullback.plot.latent)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'geodesics'"):
+        _ = pullback.geodesics
 
 
 def test_import_registers_every_rule():

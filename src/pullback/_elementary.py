@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pullback._families.positive import _digamma_excess
+from pullback._families.positive import digamma_excess
 
 
 def excess(x: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def log_gamma(x: Tensor) -> Tensor:
 
 def digamma(x: Tensor) -> Tensor:
     """ψ(x), whose derivative is exact to rounding."""
-    return x.log() + _digamma_excess(x)
+    return x.log() + digamma_excess(x)
 
 
 class _LogGamma(Function):

@@ -1,9 +1,8 @@
-r"""Families of counts and categories: points of spheres and lines.
+r"""Families of counts: lines.
 
 A family with one parameter is a line, and :math:`\phi = \int \sqrt{I}\, d\eta` is its arc length, known to statisticians as the
-variance-stabilising transform: :math:`2\arcsin\sqrt p` for Bernoulli, :math:`2\sqrt\lambda` for Poisson. Categories form the positive
-orthant of a sphere of radius two, by :math:`2\sqrt p` (Fisher 1922; Rao 1945). A sample of size *n* multiplies lengths by
-:math:`\sqrt n`. In all of them the family's own distance is the arc, and the chord of the embedding falls short of it at third order.
+variance-stabilising transform: :math:`2\arcsin\sqrt p` for Bernoulli, :math:`2\sqrt\lambda` for Poisson. A sample of size *n*
+multiplies lengths by :math:`\sqrt n`.
 
 Coordinates are logits wherever torch has them. Probabilities saturate: in single precision ``1 - p`` is zero beyond a logit of
 17, where the decoder still moves. Given ``probs=``, the logits are taken from them as far as they tell: torch's own stop at the
@@ -20,13 +19,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.distributions import (
     Bernoulli,
     Binomial,
-    Categorical,
     ContinuousBernoulli,
     Distribution,
     Geometric,
-    Multinomial,
     NegativeBinomial,
-    OneHotCategorical,
     Poisson,
 )
 from torch.nn.functional import logsigmoid
@@ -58,14 +54,14 @@ def _binomial_root(eta: Tensor, u: Tensor) -> Tensor:
 
 
 def _log_odds(p: Bernoulli | Binomial | Geometric | NegativeBinomial) -> Tensor:
-    if not _given_probs(p):
+    if not given_probs(p):
         return p.logits
     limits = torch.finfo(p.probs.dtype)
     probs = p.probs.clamp(limits.tiny, 1 - limits.eps)
     return torch.log(probs) - torch.log1p(-probs)
 
 
-def _given_probs(p: Distribution) -> bool:
+def given_probs(p: Distribution) -> bool:
     """Whether `p` was built from ``probs=``; the logits torch then offers are clamped."""
     attributes = vars(p)
     return attributes["_param"] is attributes.get("probs") if "_param" in attributes else "logits" not in attributes
@@ -102,11 +98,9 @@ def _(p: Binomial, origin: Binomial | None = None) -> Dual | None:
 def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
     r"""2 arcsin √σ(l) - 2 arcsin √σ(l₀) to full relative precision, also where both are saturated.
 
-    Counted from p = ½ it is :math:`\pm(\pi/2 - 2 \arctan t)` with :math:`t = e^{-|l|/2}`; the arctangent is taken as an arcsine, which costs
-    less than half. With an origin,
-
-    half of it has the tangent :math:`\tanh\frac{l - l_0}{4} \cdot \frac{c}{2 - c}` with :math:`c = 1 - \tanh\frac l4 \tanh\frac{l_0}4`, and *c* is a sum
-    of the complements of the two factors.
+    Counted from p = ½ it is :math:`\pm(\pi/2 - 2 \arctan t)` with :math:`t = e^{-|l|/2}`; the arctangent is taken as an arcsine, which
+    costs less than half. Counted from an origin, half of it has the tangent :math:`\tanh\frac{l - l_0}{4} \cdot \frac{c}{2 - c}` with
+    :math:`c = 1 - \tanh\frac l4 \tanh\frac{l_0}4`, and *c* is a sum of the complements of the two factors.
     """
     if origin is None:
         sign = _sign(logits)
@@ -127,7 +121,7 @@ def _(p: Bernoulli, q: Bernoulli) -> Tensor:
 @rao_distance.register(Binomial)
 def _(p: Binomial, q: Binomial) -> Tensor:
     r"""2 √n |arcsin √p - arcsin √q|, for equal numbers of trials."""
-    _check_same_total_count(p, q)
+    check_same_total_count(p, q)
     return p.total_count.sqrt() * _arc(_log_odds(p), _log_odds(q)).abs()
 
 
@@ -229,80 +223,12 @@ def _negative_binomial_arc(p: NegativeBinomial) -> Tensor:
 @rao_distance.register(NegativeBinomial)
 def _(p: NegativeBinomial, q: NegativeBinomial) -> Tensor:
     r"""2 √r |arsinh √(μ/r) - arsinh √(μ'/r)|, for equal total counts: the distance within the family of that known count."""
-    _check_same_total_count(p, q)
+    check_same_total_count(p, q)
     return (_negative_binomial_arc(p) - _negative_binomial_arc(q)).abs()
 
 
-# -- many categories -------------------------------------------------------------------------------------------------------
-
-
-@fisher.register(Categorical)
-@fisher.register(OneHotCategorical)
-def _(p: Categorical | OneHotCategorical) -> Information:
-    r"""Coordinates logits: I = diag(p) - ppᵀ."""
-    return Information(_log_probs(p), root=_simplex_root, isometric=True)
-
-
-@fisher.register
-def _(p: Multinomial) -> Information:
-    r"""Coordinates logits: I = n (diag(p) - ppᵀ)."""
-    scale = math.sqrt(p.total_count)
-    return Information(_log_probs(p), root=lambda eta, u: scale * _simplex_root(eta, u), isometric=True)
-
-
-def _simplex_root(eta: Tensor, u: Tensor) -> Tensor:
-    p = torch.softmax(eta, -1)
-    return torch.exp(0.5 * torch.log_softmax(eta, -1)) * (u - (p * u).sum(-1, keepdim=True))
-
-
-def _log_probs(p: Categorical | OneHotCategorical | Multinomial) -> Tensor:
-    """Logits with a finite number in the place of -inf, the mask of an impossible category."""
-    categorical = p if isinstance(p, Categorical) else p._categorical
-    limits = torch.finfo(categorical.probs.dtype)
-    if not _given_probs(categorical):
-        return categorical.logits.clamp_min(limits.min)
-    return torch.log(categorical.probs.clamp_min(limits.tiny))
-
-
-@embed.register(Categorical)
-@embed.register(OneHotCategorical)
-def _(p: Categorical | OneHotCategorical, origin: Distribution | None = None) -> Dual:
-    r"""φ = 2 √p, on a sphere of radius 2."""
-    phi = 2 * _root_probs(_log_probs(p))
-    return phi, phi
-
-
-@embed.register
-def _(p: Multinomial, origin: Distribution | None = None) -> Dual:
-    r"""φ = 2 √(n p), on a sphere of radius 2 √n."""
-    phi = 2 * math.sqrt(p.total_count) * _root_probs(_log_probs(p))
-    return phi, phi
-
-
-@rao_distance.register(Categorical)
-@rao_distance.register(OneHotCategorical)
-def _(p: Categorical | OneHotCategorical, q: Categorical | OneHotCategorical) -> Tensor:
-    r"""2 arccos Σ √(p q) = 4 arcsin(|√p - √q| / 2). (The paper prints half of it.)"""
-    return _simplex_distance(_log_probs(p), _log_probs(q))
-
-
-@rao_distance.register(Multinomial)
-def _(p: Multinomial, q: Multinomial) -> Tensor:
-    r"""2 √n arccos Σ √(p q), for equal sample sizes n."""
-    _check_same_total_count(p, q)
-    return math.sqrt(p.total_count) * _simplex_distance(_log_probs(p), _log_probs(q))
-
-
-def _simplex_distance(logits: Tensor, other: Tensor) -> Tensor:
-    chord = torch.linalg.vector_norm(_root_probs(logits) - _root_probs(other), dim=-1)
-    return 4 * torch.asin(0.5 * chord)
-
-
-def _root_probs(logits: Tensor) -> Tensor:
-    return torch.exp(0.5 * torch.log_softmax(logits, -1))
-
-
-def _check_same_total_count(p: Distribution, q: Distribution) -> None:
+def check_same_total_count(p: Distribution, q: Distribution) -> None:
+    """Raises where the sizes of two samples differ: no distance is known between them."""
     counts = (torch.as_tensor(d.total_count) for d in (p, q))  # pyright: ignore[reportAttributeAccessIssue]
     if not torch.eq(*counts).all():
         raise NotImplementedError(

@@ -36,7 +36,7 @@ from torch.distributions import (
 )
 from torch.distributions.utils import euler_constant
 
-from pullback._embedding import Dual, embed
+from pullback._embedding import Dual, embed, fixed
 from pullback._fisher import fisher
 from pullback._information import Information
 from pullback._rao import rao_distance
@@ -198,8 +198,8 @@ def _student_root(eta: Tensor, u: Tensor) -> Tensor:
 @embed.register
 def _(p: StudentT, origin: StudentT | None = None) -> Dual | None:
     """The half-plane of the given ν. None where ν differs along the leading dimension, or from the origin's: no pair is known then."""
-    loc0, scale0, df0 = (0.0, 1.0, p.df) if origin is None else (origin.loc, origin.scale, origin.df)
-    if not _same_along_codes(p.df) or not (p.df == df0).all():
+    loc0, scale0, df0 = (0.0, 1.0, None) if origin is None else (origin.loc, origin.scale, origin.df)
+    if not fixed(p.df, df0):
         return None
     return _dual(p.loc - loc0, p.scale, scale0, *_student_constants(p.df))
 
@@ -217,10 +217,6 @@ def _(p: StudentT, q: StudentT) -> Tensor:
 
 def _student_constants(df: Tensor) -> tuple[Tensor, Tensor]:
     return (df + 1) / (df + 3), 2 / (1 + 3 / df)
-
-
-def _same_along_codes(parameter: Tensor) -> bool:
-    return parameter.ndim == 0 or bool((parameter == parameter[:1]).all())
 
 
 def _tail_weight(df: Tensor) -> Tensor:

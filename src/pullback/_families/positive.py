@@ -5,7 +5,7 @@ small difference of large numbers, and torch's trigamma is itself exact to nine 
 two functions without cancellation, which end in an asymptotic series (Abramowitz and Stegun, 6.3.18 and 6.4.12):
 
 - `_trigamma_excess`: e(x) = x² (ψ₁(x) - 1/x), between 1 (at 0) and ½ (at infinity);
-- `_digamma_excess`: f(x) = ψ(x) - log x, with f'(x) = e(x)/x².
+- `digamma_excess`: f(x) = ψ(x) - log x, with f'(x) = e(x)/x².
 
 The embeddings are the natural and the mean parameters (the chord is the Jeffreys divergence), up to a linear change of both
 that leaves their product alone and makes every entry small near the origin.
@@ -62,7 +62,7 @@ def _(p: Gamma | InverseGamma, origin: Gamma | InverseGamma | None = None) -> Du
     log_mean = log_ratio(shape, shape0) - log_ratio(rate, rate0)
     mean = torch.expm1(log_mean)
     phi = [shape, -shape * torch.expm1(-log_mean)]
-    psi = [_digamma_excess(shape) + (log_mean - mean), mean]
+    psi = [digamma_excess(shape) + (log_mean - mean), mean]
     return torch.stack(torch.broadcast_tensors(*phi), -1), torch.stack(torch.broadcast_tensors(*psi), -1)
 
 
@@ -122,7 +122,7 @@ def _dirichlet_dual(alpha: Tensor, origin: Tensor) -> Dual:
     share0, change = origin / total0, torch.expm1(log_share)
     divergence = (share0 * (change - log_share)).sum(-1, keepdim=True)
     phi = [alpha, total * share0 * change, total]
-    psi = [_digamma_excess(alpha), log_share, -_digamma_excess(total) - divergence]
+    psi = [digamma_excess(alpha), log_share, -digamma_excess(total) - divergence]
     return torch.cat(_broadcast(phi), -1), torch.cat(_broadcast(psi), -1)
 
 
@@ -140,7 +140,7 @@ def _trigamma_excess(x: Tensor) -> Tensor:
     return steps + (x / far) ** 2 * series
 
 
-def _digamma_excess(x: Tensor) -> Tensor:
+def digamma_excess(x: Tensor) -> Tensor:
     r"""f(x) = ψ(x) - log x = Σ_{j<n} (log(1 + 1/(x+j)) - 1/(x+j)) + f(x+n) for small x, the series alone for large."""
     small = x < _SHIFT
     near = torch.where(small, x, 1)
