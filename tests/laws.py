@@ -20,7 +20,8 @@ class Case:
     name: str
     decoder: Callable[[Tensor], Distribution]
     z: Tensor = field(repr=False)
-    kl: Callable[[Distribution, Distribution], Tensor] | None = kl_divergence  # None where autodiff of the KL is wrong or it is missing
+    # None where torch has no KL divergence, or one that autodiff gets wrong
+    kl: Callable[[Distribution, Distribution], Tensor] | None = kl_divergence
     embedded: bool = True
 
     def __str__(self) -> str:
@@ -67,6 +68,24 @@ def check_embedding(case: Case) -> None:
         gram = torch.einsum("ink,jnk->nij", jphi, jpsi)
         torch.testing.assert_close(gram / scale, M / scale, rtol=0, atol=1e-10)
     check_chord_order(case)
+
+
+def check_frame(case: Case) -> None:
+    """A metric's frame is its embedding and the derivatives of it, up to a constant; families whose root is that derivative
+    (`pullback.Information.isometric`) reach it without differentiating the embedding."""
+    metric = pb.FisherRaoMetric(case.decoder)
+    for origin in (None, case.z[:1]):
+        phi, psi = metric.embed(case.z, origin=origin)
+        expected, slopes = pushforward(lambda z, o=origin: metric.embed(z, origin=o), case.z)
+        values, jacobians = metric.frame(case.z, origin=origin)
+        assert len(values) == len(jacobians) == (1 if phi is psi else 2)
+        for value, other, jacobian, slope in zip(values, expected, jacobians, slopes, strict=False):
+            _agree(value - value[:1], other - other[:1])
+            _agree(jacobian, slope)
+
+
+def _agree(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * expected.abs().max().item())
 
 
 def check_chord_order(case: Case) -> None:

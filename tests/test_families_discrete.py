@@ -26,7 +26,7 @@ from torch.distributions import (
 from torch.nn.functional import softplus
 
 import pullback as pb
-from laws import Case, check_embedding, check_kl_hessian, check_score_covariance
+from laws import Case, check_embedding, check_frame, check_kl_hessian, check_score_covariance
 from pullback._families.counts import _negative_binomial_root
 
 F32, F64 = torch.float32, torch.float64
@@ -103,6 +103,11 @@ def test_information_is_the_covariance_of_the_score(case):
 @embedded
 def test_embedding_reproduces_the_information(case):
     check_embedding(case)
+
+
+@embedded
+def test_frame_is_the_derivative_of_the_embedding(case):
+    check_frame(case)
 
 
 @embedded

@@ -14,7 +14,7 @@ from torch.distributions import Distribution, Independent, VonMises, kl_divergen
 from torch.nn.functional import normalize, softplus
 
 import pullback as pb
-from laws import Case, check_embedding, check_kl_hessian, check_score_covariance
+from laws import Case, check_embedding, check_frame, check_kl_hessian, check_score_covariance
 from pullback._special import resultant
 from pullback._von_mises_fisher import _angle_slope
 
@@ -353,6 +353,11 @@ def test_information_is_the_covariance_of_the_score(case):
 @cases
 def test_embedding_reproduces_the_information(case):
     check_embedding(case)
+
+
+@cases
+def test_frame_is_the_derivative_of_the_embedding(case):
+    check_frame(case)
 
 
 @cases
