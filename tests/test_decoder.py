@@ -177,6 +177,7 @@ def test_infinite_derivatives_are_refused():
     ("z", "kind", "fix"),
     [
         (np.zeros((3, 2)), "ndarray", r"torch\.as_tensor\(z\)"),
+        ([1.0], "list", r"torch\.as_tensor\(z\)"),
         (torch.zeros(3, 2, dtype=torch.int64), "torch.int64", r"z\.double\(\)"),
     ],
 )
