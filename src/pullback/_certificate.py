@@ -16,20 +16,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.distributions import Distribution, Independent, TransformedDistribution, VonMises
 
 from pullback._curve import CubicSpline, length
 from pullback._decoder import decode, observed, unvalidated
-from pullback._distance import stationary
+from pullback._distance import discretised, stationary
 from pullback._geodesic import Geodesic
 from pullback._metric.base import Metric
 from pullback._metric.fisher_rao import FisherRaoMetric
 from pullback._product import Product
 from pullback._rao import rao_distance
-from pullback._solver.discrete import DiscreteEnergy
 from pullback._solver.tridiagonal import solve_tridiagonal
+from pullback._typing import Bool, Float
 from pullback._von_mises_fisher import VonMisesFisher
 
 _MEASURED_ON = 1024  # segments, at least
@@ -105,17 +104,22 @@ def _upper(metric: Metric, paths: Tensor) -> Tensor:
 
 def _lower(metric: Metric, paths: Tensor) -> Tensor:
     """The larger of the two bounds, rounded down."""
-    a, b = paths[:, 0], paths[:, -1]
-    bound = torch.maximum(_chord(metric, a, b), _rao_bound(metric, paths))
+    bound = torch.maximum(_chord(metric, paths), _rao_bound(metric, paths))
     return bound * (1 - 64 * torch.finfo(bound.dtype).eps)
 
 
-def _chord(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
-    """The straight line in the metric's Euclidean embedding, if it has one."""
-    first, second = metric.embed(a), metric.embed(b)
-    if first is None or second is None or first[0] is not first[1]:
-        return torch.zeros_like(a[:, 0])
-    return torch.linalg.vector_norm(second[0] - first[0], dim=-1)
+def _chord(metric: Metric, paths: Tensor) -> Tensor:
+    """The straight line in the metric's Euclidean embedding, if it has one all along the paths."""
+    dual = metric.embed(_probes(paths))
+    if dual is None or dual[0] is not dual[1]:
+        return torch.zeros_like(paths[:, 0, 0])
+    return torch.linalg.vector_norm(dual[0][-1] - dual[0][0], dim=-1)
+
+
+def _probes(paths: Tensor) -> Tensor:
+    """Codes along the paths, both ends included, in the leading dimension: rules compare constants of the model along that."""
+    index = torch.linspace(0, paths.shape[1] - 1, _PROBES, device=paths.device).round().long()
+    return paths[:, index].transpose(0, 1)
 
 
 def _rao_bound(metric: Metric, paths: Tensor) -> Tensor:
@@ -132,11 +136,10 @@ def _rao_bound(metric: Metric, paths: Tensor) -> Tensor:
 
 def _family_distance(metric: FisherRaoMetric, paths: Tensor) -> Tensor:
     """`rao_distance` with all features joined; refused where a parameter it takes for known varies on the way."""
-    decoder = observed(metric.decoder)
-    probes = paths[:, :: max(1, (paths.shape[1] - 1) // (_PROBES - 1))].transpose(0, 1)
+    decoder, probes = observed(metric.decoder), _probes(paths)
     if metric.embed(probes) is None or _concentration_varies(decode(decoder, probes)):
         raise NotImplementedError("The closed form holds within a subfamily that the paths leave.")
-    p, q = (decode(decoder, z) for z in (paths[:, 0], paths[:, -1]))
+    p, q = decode(decoder, probes[0]), decode(decoder, probes[-1])
     return rao_distance(*(Independent(x, len(x.batch_shape) - 1) for x in (p, q)))
 
 
@@ -153,7 +156,7 @@ def _concentration_varies(p: Distribution) -> bool:
 
 def _strict(metric: Metric, paths: Tensor, levels: Tensor) -> Tensor:
     """Whether the exact Hessian at the discrete minimum near each path is positive definite."""
-    discrete = DiscreteEnergy.of(metric, paths, 2**25)
+    discrete = discretised(metric, paths)
     strict = torch.zeros_like(levels, dtype=torch.bool)
     if discrete.num_parts == 0:
         return strict

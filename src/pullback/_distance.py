@@ -6,7 +6,7 @@ minimum :math:`\partial E / \partial z = 0`, so how the path reacts to a change 
 
 .. math:: \frac{\partial d^2}{\partial (a, b, \theta)} = \frac{\partial E}{\partial (a, b, \theta)}(a, z^*, b; \theta), \quad z^* \text{ held fixed.}
 
-That is exact for the *discrete* energy on T segments if :math:`z^*` minimises that very energy. So the path is solved to rounding on
+That is exact for the *discrete* energy on T segments if :math:`z^*` minimises that very energy. So the path is solved anew on
 T, 2T and 4T segments, starting from the solver's answer, and the three energies, each with its exact derivative, are extrapolated
 to infinitely many segments (Romberg). Nothing is differentiated through a solver.
 """
@@ -14,10 +14,10 @@ to infinitely many segments (Romberg). Nothing is differentiated through a solve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -26,9 +26,10 @@ from pullback._geodesic import Geodesic, Start, geodesic
 from pullback._metric.base import Metric
 from pullback._metric.steps import MAX_DECODED, safe_sqrt
 from pullback._solver.base import Solver
-from pullback._solver.discrete import DiscreteEnergy
+from pullback._solver.discrete import DiscreteEnergy, NoEmbeddingError
 from pullback._solver.levels import refine, romberg
 from pullback._solver.newton import Minimizer
+from pullback._typing import Float
 
 _MIN_SEGMENTS, _MAX_SEGMENTS = 8, 256  # of the coarsest of the three curves that are extrapolated
 _AGREEMENT = 1e-2  # a path that loses more of its energy when it is solved anew has hopped over a wall
@@ -46,7 +47,7 @@ def distance(
 
     Differentiable once in ``a``, ``b`` and the decoder's parameters, by the envelope theorem. Equal codes have distance 0 and
     gradient 0 (a distance has a kink there; `squared_distance` is smooth). Inside ``torch.no_grad()`` the cost is that of
-    `pullback.geodesic`; with gradients about twice that.
+    `pullback.geodesic`; with gradients it is a few times that.
 
     Args:
         metric: the geometry.
@@ -107,8 +108,8 @@ def _differentiable(metric: Metric, a: Tensor, b: Tensor) -> bool:
 
 
 def _levels(path: Geodesic) -> list[tuple[int, Tensor]]:
-    """The curves grouped by the segments of their coarsest level: half as many as resolve them."""
-    levels = (path.num_segments.flatten() // 2).clamp(_MIN_SEGMENTS, _MAX_SEGMENTS)
+    """The curves grouped by the number of segments that resolves them."""
+    levels = path.num_segments.flatten().clamp(_MIN_SEGMENTS, _MAX_SEGMENTS)
     return [(T, (levels == T).nonzero()[:, 0]) for T in levels.unique().tolist()]
 
 
@@ -119,7 +120,7 @@ def _live_energy(metric: Metric, path: Geodesic, index: Tensor, T: int, start: T
     """
     held = path.curve.resample(4 * T + 1).detach().reshape(-1, 4 * T + 1, start.shape[-1])[index]
     found = path.energy.flatten()[index]
-    discrete = DiscreteEnergy.of(metric, held, 2**25)
+    discrete = discretised(metric, held)
     solved = stationary(discrete, held[:, ::4], num_levels=3)
     with torch.no_grad(), unvalidated():
         value = romberg(*(discrete.energy(nodes) for nodes in solved))[0]
@@ -130,9 +131,23 @@ def _live_energy(metric: Metric, path: Geodesic, index: Tensor, T: int, start: T
     return _Once.apply(energy)  # pyright: ignore[reportReturnType]
 
 
+def discretised(metric: Metric, nodes: Tensor) -> DiscreteEnergy:
+    """The discrete energy of curves such as ``nodes``; in the metric's embedding only if it has one at all of them."""
+    discrete = DiscreteEnergy.of(metric, nodes)
+    try:
+        with torch.no_grad(), unvalidated():
+            discrete.energy(nodes)
+    except NoEmbeddingError:
+        return replace(discrete, num_parts=0)
+    return discrete
+
+
 def stationary(discrete: DiscreteEnergy, nodes: Tensor, *, num_levels: int) -> list[Tensor]:
-    """Minima of the discrete energy near the path ``nodes``, to rounding: on as many segments, on twice as many, and so on."""
-    minimizer = Minimizer(rtol=torch.finfo(nodes.dtype).eps, max_steps=20, exact_above=0.0)
+    """Minima of the discrete energy near the path ``nodes``: on as many segments, on twice as many, and so on.
+
+    The nodes are right to 1e-6 and better, which is the relative error of the gradient; that of the energy is its square.
+    """
+    minimizer = Minimizer(rtol=1e-12, max_steps=20, exact_above=0.0)
     damping = torch.full_like(nodes[:, 0, 0], 1e-3)
     found = []
     with torch.no_grad(), unvalidated():
