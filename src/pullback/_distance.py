@@ -81,7 +81,7 @@ def squared_distance(
     batch, d = path.length.shape, a.shape[-1]
     start, stop = (z.expand(*batch, d).reshape(-1, d) for z in (a, b))
     rows = _levels(path)
-    parts = [_live_energy(metric, path, index, T, start[index], stop[index]) for T, index in rows]
+    parts = [_live(metric, path, index, T, start[index], stop[index]) for T, index in rows]
     order = torch.cat([index for _, index in rows]).argsort()
     return torch.cat(parts)[order].reshape(batch)
 
@@ -113,21 +113,27 @@ def _levels(path: Geodesic) -> list[tuple[int, Tensor]]:
     return [(T, (levels == T).nonzero()[:, 0]) for T in levels.unique().tolist()]
 
 
-def _live_energy(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor) -> Tensor:
-    """Energies of the curves at `index` that depend on their end points and on the decoder.
+def _live(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor) -> Tensor:
+    """Squared distances of the pairs at `index` that depend on their end points and on the decoder.
 
-    Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is held instead.
+    Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is held instead, and
+    its length differentiated, which unlike its energy does not ask for constant speed.
     """
     held = path.curve.resample(4 * T + 1).detach().reshape(-1, 4 * T + 1, start.shape[-1])[index]
-    found = path.energy.flatten()[index]
+    found = path.length.flatten()[index] ** 2
     discrete = discretised(metric, held)
     solved = stationary(discrete, held[:, ::4], num_levels=3)
     with torch.no_grad(), unvalidated():
         value = romberg(*(discrete.energy(nodes) for nodes in solved))[0]
-    kept = ~((value - found).abs() <= _AGREEMENT * found)
-    curves = [torch.where(kept[:, None, None], held[:, ::k], nodes) for k, nodes in zip((4, 2, 1), solved, strict=True)]
-    energy, _ = romberg(*(_with_graph(discrete, nodes, start, stop) for nodes in curves))
-    energy = torch.where(kept, energy + (found - energy.detach()), energy)
+    agree = (value - found).abs() <= _AGREEMENT * found
+    rows, parts = [agree.nonzero()[:, 0], (~agree).nonzero()[:, 0]], []
+    if len(rows[0]):
+        chords = (_live_chords(discrete, nodes, rows[0], start, stop) for nodes in solved)
+        parts.append(romberg(*(ds2.shape[1] * ds2.sum(-1) for ds2 in chords))[0])
+    if len(rows[1]):
+        square = safe_sqrt(_live_chords(discrete, held, rows[1], start, stop)).sum(-1) ** 2
+        parts.append(square + (found[rows[1]] - square.detach()))
+    energy = torch.cat(parts)[torch.cat(rows).argsort()]
     return _Once.apply(energy)  # pyright: ignore[reportReturnType]
 
 
@@ -157,18 +163,21 @@ def stationary(discrete: DiscreteEnergy, nodes: Tensor, *, num_levels: int) -> l
     return found
 
 
-def _with_graph(discrete: DiscreteEnergy, nodes: Tensor, start: Tensor, stop: Tensor) -> Tensor:
-    """The energy as a function of the end points and the decoder, inner nodes held; recomputed backward, to bound the memory."""
+def _live_chords(discrete: DiscreteEnergy, nodes: Tensor, rows: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+    """``ds2`` along some of the curves as functions of end points and decoder, inner nodes held.
 
-    def energy(inner: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+    Decoded again on the way back, chunk by chunk, so that memory does not grow with the batch.
+    """
+
+    def chords(inner: Tensor, start: Tensor, stop: Tensor) -> Tensor:
         with unvalidated():
-            return discrete.energy(torch.cat([start[:, None], inner, stop[:, None]], 1))
+            return discrete.chords(torch.cat([start[:, None], inner, stop[:, None]], 1))[0]
 
     size = max(1, MAX_DECODED // nodes.shape[1])
-    chunks = list(zip(*(x.split(size) for x in (nodes[:, 1:-1], start, stop)), strict=True))
-    if discrete.num_parts == 0 or len(chunks) == 1:
-        return torch.cat([energy(*chunk) for chunk in chunks])
-    return torch.cat([checkpoint(energy, *chunk, use_reentrant=False) for chunk in chunks])
+    chunks = list(zip(*(x[rows].split(size) for x in (nodes[:, 1:-1], start, stop)), strict=True))
+    if discrete.num_parts == 0 or len(chunks) == 1:  # torch.func, used without an embedding, cannot be replayed
+        return torch.cat([chords(*chunk) for chunk in chunks])
+    return torch.cat([checkpoint(chords, *chunk, use_reentrant=False) for chunk in chunks])
 
 
 class _Once(torch.autograd.Function):

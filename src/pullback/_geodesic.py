@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pullback._curve import CubicSpline, Curve
@@ -19,6 +18,7 @@ from pullback._solver.gauss_newton import GaussNewton
 from pullback._solver.graph import Graph
 from pullback._solver.levels import refine
 from pullback._support import Support
+from pullback._typing import Bool, Float, Int
 
 Start = Graph | Curve | Tensor | None
 _START_POINTS = 257

@@ -10,10 +10,10 @@ import abc
 import enum
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pullback._metric.base import Metric
+from pullback._typing import Bool, Float, Int
 
 
 class Status(enum.IntEnum):
@@ -45,7 +45,7 @@ _SENTENCES = {
         "may be too low: use float64 codes and a float64 decoder"
     ),
     Status.NOT_FINITE: (
-        "the decoder returned NaN or infinite values on the start path; start elsewhere with init=, or keep the codes in "
+        "the decoder returned NaN or infinite values on the start path or at the side of the path; start elsewhere with init=, or keep the codes in "
         "the region the model was trained on"
     ),
     Status.BAD_END_POINT: "an end point is NaN or infinite, or decodes to NaN; remove it from the batch or mend the decoder there",

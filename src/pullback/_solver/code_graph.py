@@ -7,13 +7,13 @@ from typing import Self
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from scipy.sparse import csgraph
 from scipy.spatial import KDTree
 from torch import Tensor
 
 from pullback._metric.base import Metric
 from pullback._solver.graph import Graph, break_ties, check_codes, edge_lengths, nearest, symmetric
+from pullback._typing import Float
 
 _SUBSTEPS = 4  # sub-steps of a typical edge
 

@@ -122,7 +122,10 @@ class DiscreteEnergy:
         """The distinct maps of the embedding at ``z``; `origin` only matters to pairs."""
         dual = self.metric.embed(z, origin=origin if self.num_parts == 2 else None)
         if dual is None:
-            raise NoEmbeddingError("The metric has an embedding at some codes and none at others.")
+            raise NoEmbeddingError(
+                "The metric has an embedding at some codes and none at others: a parameter that must be constant (a total count, "
+                "degrees of freedom) varies with the code. Use pullback.ScoreMetric or pullback.DivergenceMetric."
+            )
         return dual[: self.num_parts]
 
     def _chords(self, nodes: Tensor, strides: list[int]) -> list[Tensor]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from pullback._curve import Polyline
@@ -28,6 +27,7 @@ from pullback._solver.discrete import DiscreteEnergy, NoEmbeddingError, total_en
 from pullback._solver.levels import Measurement, Paths, assemble, join, measure, measure_straight, resample
 from pullback._solver.newton import Descent, Minimizer
 from pullback._solver.rows import take
+from pullback._typing import Float
 
 _SIGHT = 1.15  # a level is blind if finer chords see more than so many times the energy its own do
 _COARSE_STEPS = 15  # on all levels but the finest: a curve that takes longer is better off with more segments
@@ -161,10 +161,13 @@ class GaussNewton(Solver):
 
     def _judge(self, new: Paths, old: Paths, descent: Descent, discarded: Tensor, last: bool) -> Tensor:
         """Which curves are finished; writes the status of each as if it were."""
-        still = (descent.status == Status.CONVERGED) | (descent.status == Status.STALLED)
+        border = descent.status == Status.NOT_FINITE
+        still = (descent.status == Status.CONVERGED) | (descent.status == Status.STALLED) | border
         slow = (new.error <= self.accept) & (new.error > old.error / 3)
-        known = new.error <= self.accept
-        new.status = torch.where(known, Status.CONVERGED, torch.where(still, Status.UNRESOLVED, descent.status))
+        known = (new.error <= self.accept) & ~border
+        new.status = torch.where(
+            known, Status.CONVERGED, torch.where(still & ~border, Status.UNRESOLVED, descent.status)
+        )
         return (~discarded & still & ((new.error <= self.rtol) | slow)) | last
 
 

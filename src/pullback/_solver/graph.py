@@ -21,7 +21,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from scipy import sparse
 from scipy.spatial import KDTree
 from torch import Tensor
@@ -31,6 +30,7 @@ from pullback._decoder import unvalidated
 from pullback._metric.base import Metric
 from pullback._metric.steps import safe_sqrt, squared_steps
 from pullback._solver.routes import Links, Routes, batches
+from pullback._typing import Float
 
 _MAX_SUBSTEPS = 32
 _DIRECT_STEPS = 16  # pairs no more sub-steps apart than this are also joined by a straight edge

@@ -20,14 +20,13 @@ from typing import Self
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
-from tqdm import tqdm
 
 from pullback._decoder import unvalidated
 from pullback._metric.base import Metric
 from pullback._metric.steps import MAX_DECODED, Marks, safe_sqrt
 from pullback._solver.graph import Graph, break_ties, check_codes, symmetric
+from pullback._typing import Float
 
 # Offsets to neighbours, up to order and signs of their coordinates.
 _SHAPES = {
@@ -127,6 +126,8 @@ class _Grid:
         residues = sorted({residue for offset in offsets for _, residue in _stops(offset)})
         num_rows = max(1, 4 * MAX_DECODED // (math.prod(self.counts[1:]) * len(residues)))
         found, window, decoded = [], {}, 0
+        from tqdm import tqdm  # only here: the package imports without it
+
         for first in tqdm(range(0, self.counts[0], num_rows), desc="lattice", delay=2, leave=False):
             last = min(self.counts[0], first + num_rows + reach)
             window = {r: self._extend(window.get(r), num_rows, decoded, last, r) for r in residues}

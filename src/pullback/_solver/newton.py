@@ -119,7 +119,11 @@ class Minimizer:
         _adapt(curves, accepted, positive, gain)
         model = merge(accepted, ahead, model)
         stalled = (curves.growth > 4.0 * 2**_PATIENCE) & ~converged
-        status = torch.where(converged, Status.CONVERGED, Status.STALLED)
+        level = stalled & (curves.predicted <= 1e-8 * model.energy)  # what is left is rounding
+        border = stalled & ~torch.isfinite(ahead.energy)
+        status = torch.where(
+            border, Status.NOT_FINITE, torch.where(converged | level, Status.CONVERGED, Status.STALLED)
+        )
         return _retire(result, curves, model, converged | stalled, status)
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
 from scipy import interpolate
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from pullback._solver.base import Solution, Solver, Status
 from pullback._solver.discrete import Work
 from pullback._solver.gauss_newton import GaussNewton
 from pullback._solver.rows import concatenate, put, take
+from pullback._typing import Bool, Float, Int
 
 _NUDGE = 1e-4  # of a piece's velocity: distance of the neighbouring trajectories
 _CHUNK = 2**25  # numbers in the linear systems held at once

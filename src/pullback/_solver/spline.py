@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from pullback._curve import CubicSpline, Polyline
@@ -24,6 +23,7 @@ from pullback._metric.steps import MAX_DECODED, safe_sqrt, squared_steps
 from pullback._solver.base import Solution, Solver, Status
 from pullback._solver.discrete import Work
 from pullback._solver.first_order import Splines, adam, lbfgs
+from pullback._typing import Float
 
 
 @dataclass(frozen=True)

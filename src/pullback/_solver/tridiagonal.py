@@ -9,8 +9,9 @@ chain of few unknowns is solved at once, as a dense matrix: fewer calls, and no 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
+
+from pullback._typing import Bool, Float
 
 _DENSE = 32  # unknowns up to which a chain is solved as a dense matrix
 

@@ -1,0 +1,89 @@
+"""Pairs without an answer, and wrong input: a status for each bad pair, a sentence for a bad call, never a silent wrong length."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+import pullback as pb
+from problems import PROBLEMS
+
+DOUBLE = torch.float64
+NORMAL, SPHERE = (next(p for p in PROBLEMS if p.name == name) for name in ("Normal half-plane", "sphere S^2"))
+
+
+def test_equal_codes():
+    a, b = NORMAL.points(3), NORMAL.points(3)
+    b[1] = a[1]
+    path = pb.geodesic(NORMAL.metric, a, b)
+    assert path.converged.all()
+    assert path.length[1] == 0
+    assert path.energy[1] == 0
+    torch.testing.assert_close(path.length[::2], NORMAL.distance(a, b)[::2], rtol=1e-6, atol=0)
+
+
+def cracked(z: Tensor) -> Normal:
+    """The sphere's decoder, NaN in the slab 0.1 < z₀ < 0.2."""
+    p = SPHERE.metric.decoder(z)
+    slab = (z[..., :1] > 0.1) & (z[..., :1] < 0.2)
+    return Normal(torch.where(slab, torch.nan, p.loc), p.scale)
+
+
+def test_bad_pairs_get_a_status_and_leave_the_others_alone():
+    """End points that are NaN, infinite, or decode to NaN, and a straight line that crosses a slab of NaN."""
+    a = torch.tensor([[0.0, 0.4], [-0.4, 0.1], [0.3, 0.2], [-0.3, 0.2], [0.3, 0.3], [0.15, 0.0]], dtype=DOUBLE)
+    b = torch.tensor([[-0.4, -0.3], [0.5, -0.1], [0.5, -0.4], [0.0, torch.nan], [torch.inf, 0.0], [0.4, 0.1]]).double()
+    path = pb.geodesic(pb.EuclideanMetric(cracked), a, b)
+    assert path.converged.tolist() == [True, False, True, False, False, False]
+    assert "NaN or infinite values on the start path" in path.status[1]
+    assert all("an end point is NaN or infinite, or decodes to NaN" in sentence for sentence in path.status[3:])
+    alone = pb.geodesic(SPHERE.metric, a[[0, 2]], b[[0, 2]])
+    torch.testing.assert_close(path.length[[0, 2]], alone.length, rtol=1e-12, atol=0)
+    torch.testing.assert_close(path.curve.points[[0, 2]], alone.curve.points, rtol=1e-9, atol=1e-12)
+    assert not torch.isfinite(path.length[~path.converged]).any()
+
+
+def test_a_decoder_that_fails_next_to_the_path():
+    """Of great circles that bulge into the slab and away from it, only the latter can be reached, and only they converge."""
+    a = torch.tensor([[0.09, -0.6], [-0.3, -1.0], [0.21, -0.6]], dtype=DOUBLE)
+    b = a * torch.tensor([1.0, -1.0], dtype=DOUBLE)
+    path = pb.geodesic(pb.EuclideanMetric(cracked), a, b)
+    assert path.converged.tolist() == [False, True, True]
+    torch.testing.assert_close(path.length[1:], SPHERE.distance(a, b)[1:], rtol=1e-6, atol=0)
+    assert path.length[0] > SPHERE.distance(a, b)[0]
+
+
+@pytest.mark.parametrize(("name", "options"), [("max_steps", {"max_steps": 1}), ("max_segments", {"max_segments": 8})])
+def test_limits_that_are_reached_are_named(name, options):
+    a, b = torch.tensor([[-2.0, -2.0]], dtype=DOUBLE), torch.tensor([[1.5, 2.0]], dtype=DOUBLE)
+    path = pb.geodesic(SPHERE.metric, a, b, solver=pb.GaussNewton(**options))
+    assert not path.converged.any()
+    assert f"raise the solver's {name}" in path.status[0]
+    assert (path.length - SPHERE.distance(a, b)).abs() <= path.error * path.length * 2
+    assert pb.geodesic(SPHERE.metric, a, b).converged.all()
+
+
+def refuse(match: str, a: Tensor, b: Tensor, metric: pb.Metric = SPHERE.metric, **options):
+    with pytest.raises((ValueError, TypeError), match=match):
+        pb.geodesic(metric, a, b, **options)
+
+
+def test_wrong_input_gives_a_sentence_that_names_the_fix():
+    z = torch.zeros(2, 2, dtype=DOUBLE)
+    linear = nn.Linear(2, 3).double()
+    metric = pb.EuclideanMetric(lambda z: Normal(linear(z), 1.0))
+    refuse("same model", z, torch.zeros(2, 3, dtype=DOUBLE))
+    refuse(
+        "does not take codes of 3 dimensions", torch.zeros(2, 3, dtype=DOUBLE), torch.ones(2, 3, dtype=DOUBLE), metric
+    )
+    refuse("does not take codes of 2 dimensions, torch.float32", z.float(), z.float(), metric)
+    refuse(r"Move one: a\.to\(b\)", z, z.float())
+    refuse(r"float64 on meta.*Move one", z, z.to("meta"))
+    refuse("floating-point", z.long(), z.long())
+    refuse("batch is empty", z[:0], z[:0])
+    refuse("do not pair up", z, torch.zeros(3, 2, dtype=DOUBLE))
+    refuse("must be .*n, d", z, z + 1, init=torch.zeros(5, 9, 2, dtype=DOUBLE))
+    noisy = nn.Sequential(linear, nn.Dropout(0.5))
+    refuse(r"model\.eval\(\)", z, z + 1, pb.EuclideanMetric(lambda z: Normal(noisy(z), 1.0)))
