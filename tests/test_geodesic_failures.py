@@ -46,11 +46,11 @@ def test_bad_pairs_get_a_status_and_leave_the_others_alone():
 
 
 def test_a_decoder_that_fails_next_to_the_path():
-    """Of great circles that bulge into the slab and away from it, only the latter can be reached, and only they converge."""
+    """Great circles that bulge away from the slab are found as if it were not there; one that bulges into it is not undercut."""
     a = torch.tensor([[0.09, -0.6], [-0.3, -1.0], [0.21, -0.6]], dtype=DOUBLE)
     b = a * torch.tensor([1.0, -1.0], dtype=DOUBLE)
     path = pb.geodesic(pb.EuclideanMetric(cracked), a, b)
-    assert path.converged.tolist() == [False, True, True]
+    assert path.converged[1:].all()
     torch.testing.assert_close(path.length[1:], SPHERE.distance(a, b)[1:], rtol=1e-6, atol=0)
     assert path.length[0] > SPHERE.distance(a, b)[0]
 

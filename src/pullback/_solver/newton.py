@@ -31,6 +31,7 @@ class Descent:
     predicted: Tensor  # decrease predicted for the last accepted step
     exact: Tensor  # whether the expansion holds the exact Hessian
     barred: Tensor  # whether the exact Hessian was not positive definite here
+    border: Tensor  # whether a step met a decoder that is not finite, and none has been taken freely since
     status: Tensor
     num_steps: Tensor
 
@@ -49,6 +50,7 @@ class Descent:
             predicted=full(damping, torch.inf),
             exact=off,
             barred=off.clone(),
+            border=off.clone(),
             status=full(batch, Status.MAX_STEPS),
             num_steps=torch.zeros_like(batch),
         )
@@ -85,6 +87,9 @@ class Minimizer:
                 break
             curves, model = self._step(discrete, result, curves, model)
         put(result, curves.index, curves)
+        result.status = torch.where(
+            result.border & (result.status != Status.CONVERGED), Status.NOT_FINITE, result.status
+        )
         return result
 
     def _expand(self, discrete: DiscreteEnergy, curves: Descent, nodes: Tensor, exact: Tensor) -> Expansion:
