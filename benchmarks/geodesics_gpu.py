@@ -6,46 +6,22 @@
 
 A Bernoulli decoder d-256-256-784, at most 64 segments, a relative tolerance of 1e-5. The limit is the time the decoder's matrix
 products alone would take at the card's peak: decoded points (one with d tangents counts 1 + d) times the operations of a forward
-pass. Needs torch, numpy and scipy; other packages that the library imports may be missing.
+pass. Needs torch, numpy and scipy only.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-
-class _Anything:
-    """Stands for any annotation."""
-
-    def __class_getitem__(cls, _item: object) -> type:
-        return cls
-
-
-def _stand_in(package: str, module: str, **names: Any) -> None:
-    """Puts an empty module in the place of a package that is not installed; the benchmark calls nothing of it."""
-    if importlib.util.find_spec(package) is None:
-        for name in (package, module):
-            sys.modules.setdefault(name, ModuleType(name)).__dict__.update(names)
-
-
-_stand_in("jaxtyping", "jaxtyping", Float=_Anything, Int=_Anything, Bool=_Anything)
-_stand_in("sklearn", "sklearn.cluster", KMeans=None, MiniBatchKMeans=None)
-_stand_in("threadpoolctl", "threadpoolctl", threadpool_limits=None)
-_stand_in("tqdm", "tqdm", tqdm=iter)
-
-import models  # noqa: E402
-import pullback as pb  # noqa: E402
+import models
+import pullback as pb
 
 HIDDEN = (256, 256)
 PEAK = {False: 67e12, True: 494e12}  # operations a second of an H200: float32, and with TensorFloat-32
