@@ -175,8 +175,8 @@ def _live_chords(discrete: DiscreteEnergy, nodes: Tensor, rows: Tensor, start: T
 
     size = max(1, MAX_DECODED // nodes.shape[1])
     chunks = list(zip(*(x[rows].split(size) for x in (nodes[:, 1:-1], start, stop)), strict=True))
-    if discrete.num_parts == 0 or len(chunks) == 1:  # torch.func, used without an embedding, cannot be replayed
-        return torch.cat([chords(*chunk) for chunk in chunks])
+    if len(chunks) == 1:
+        return chords(*chunks[0])
     return torch.cat([checkpoint(chords, *chunk, use_reentrant=False) for chunk in chunks])
 
 
