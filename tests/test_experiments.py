@@ -63,13 +63,42 @@ def test_metric_of_the_bernoulli_head_in_closed_form():
     torch.testing.assert_close(pb.FisherRaoMetric(linear).tensor(codes), expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("extrapolation", ["recommended", None])
+def test_all_extrapolations_wrap_the_same_decoder(extrapolation):
+    decoder, codes = toy.problem("beta", extrapolation=extrapolation)
+    plain = decoder if extrapolation is None else decoder.decoder
+    reweighted, same = toy.problem("beta")
+    torch.testing.assert_close(codes, same, rtol=0, atol=0)
+    torch.testing.assert_close(plain(codes).mean, reweighted.decoder(codes).mean, rtol=0, atol=0)
+
+
+def test_end_points_are_different_codes():
+    codes = toy.circle()
+    a, b = toy.pairs(codes)
+    ends = torch.cat([a, b])
+    assert a.shape == b.shape == (10, 2)
+    assert (ends[:, None] == codes).all(-1).any(-1).all()
+    assert len(ends.unique(dim=0)) == 20
+
+
+def test_only_the_recommended_extrapolation_closes_the_void():
+    """A Bernoulli decoder that fades to p = 1/2 is constant in the void, which some shortest paths then cross."""
+    paths = {}
+    for extrapolation in ("reweight", "recommended"):
+        decoder, codes = toy.problem("bernoulli", extrapolation=extrapolation)
+        paths[extrapolation] = toy.geodesics(pb.FisherRaoMetric(decoder), codes)
+    assert paths["reweight"].leaves_support.any()
+    assert not paths["recommended"].leaves_support.any()
+    assert paths["recommended"].converged.all()
+
+
 def test_unknown_family_is_refused():
     with pytest.raises(ValueError, match="normal, bernoulli, beta, dirichlet, exponential; there is no 'poisson'"):
         toy.problem("poisson")
 
 
 def test_run_writes_the_figure(tmp_path):
-    png, pdf = toy.run(tmp_path / "new", toy.Settings(resolution=10))
+    png, pdf = toy.run(tmp_path / "new", toy.Settings(resolution=10, num_paths=1, max_segments=16))
     assert png.read_bytes().startswith(b"\x89PNG")
     assert pdf.read_bytes().startswith(b"%PDF")
 

@@ -97,6 +97,15 @@ def test_curves_are_evaluated():
     np.testing.assert_allclose(lines[1].get_xydata()[::2], curve.points[1].numpy(), atol=1e-14)
 
 
+def test_geodesics_that_leave_the_support_are_dashed(metric):
+    a, b = torch.tensor([[0.1, 0.1], [3.9, 0.1]], dtype=torch.float64)[:, None].expand(2, 2, 2)
+    near = pb.Support.fit(torch.stack([a[0], a[0] + 0.01, a[0] - 0.01]), 2)
+    path = pb.geodesic(metric, a, torch.stack([a[0] + 0.001, b[1]]), support=near)
+    assert path.leaves_support.tolist() == [False, True]
+    assert [line.get_linestyle() for line in plot.paths(path)] == ["-", "--"]
+    assert [line.get_linestyle() for line in plot.paths(path, ls=":")] == [":", ":"]
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

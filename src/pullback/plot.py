@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
+from matplotlib.cbook import normalize_kwargs
 from matplotlib.collections import PathCollection
 from matplotlib.colorbar import Colorbar
 from matplotlib.image import AxesImage
@@ -75,7 +76,7 @@ def latent(
 
 
 def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style: Any) -> list[Line2D]:
-    """Draws curves in a two-dimensional latent space, one line each.
+    """Draws curves in a two-dimensional latent space, one line each. Geodesics that leave the support of the data are dashed.
 
     **Arguments:**
 
@@ -88,8 +89,15 @@ def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style
     if points.ndim < 2 or points.shape[-1] != 2:
         raise ValueError(f"paths draws curves of shape (*batch, n, 2), not {tuple(points.shape)}; project them first.")
     drawn = points.reshape(-1, *points.shape[-2:]).numpy()
-    look = {"color": "white", "linewidth": 1.5, **style}
-    return [line for xy in drawn for line in ax.plot(xy[:, 0], xy[:, 1], **look)]
+    dashes = ["--" if leaves else "-" for leaves in _leaves_support(curves, len(drawn))]
+    style = normalize_kwargs(style, Line2D)  # full names: a short one must replace the default, not join it
+    looks = ({"color": "white", "linewidth": 1.5, "linestyle": dash, **style} for dash in dashes)
+    return [line for xy, look in zip(drawn, looks, strict=True) for line in ax.plot(xy[:, 0], xy[:, 1], **look)]
+
+
+def _leaves_support(curves: Any, count: int) -> list[bool]:
+    leaves = getattr(curves, "leaves_support", None)
+    return [False] * count if leaves is None else leaves.flatten().tolist()
 
 
 def _points(curves: Any, num_points: int) -> Tensor:

@@ -1,20 +1,32 @@
 r"""Five likelihoods over one circle of codes: the second experiment of Arvanitidis et al. 2022.
 
 The codes are known, a noisy circle in the plane, and so are the decoders: single linear layers, never trained, with the
-heads and seeds of the paper's appendix. Only the likelihood changes, and with it the geometry. Each decoder is made
-uncertain away from the codes by the paper's reweighting, with the paper's number of centres and sharpness :math:`\beta`.
+heads and seeds of the paper's appendix. Only the likelihood changes, and with it the geometry.
+
+What the decoder does away from the codes decides where shortest paths run. The figure shows two answers, with geodesics between the
+same pairs of codes: the paper's reweighting, with its number of centres and its sharpness :math:`\beta`, under which the void can be a
+short cut where a likelihood's uncertainty is bounded; and `pullback.Extrapolated`, which closes the void.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.patheffects import Normal as Unchanged
+from matplotlib.patheffects import Stroke
+from PIL import Image
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Beta, Dirichlet, Distribution, Exponential, Normal
 from torch.nn.functional import softplus
@@ -24,6 +36,10 @@ import pullback as pb
 from pullback import plot
 
 Heads = tuple[Tensor, ...]
+Extrapolation = Literal["reweight", "recommended"]
+ROWS: dict[Extrapolation, str] = {"reweight": "reweighting (paper)", "recommended": "Extrapolated (recommended)"}
+INSIDE, OUTSIDE = "white", "#ff6a3d"
+OUTLINE = [Stroke(linewidth=3, foreground="black", alpha=0.8), Unchanged()]
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,9 @@ class Settings:
     noise: float = 0.1
     num_centers: int = 70
     codes_seed: int = 0
+    num_paths: int = 10
+    paths_seed: int = 0
+    max_segments: int = 1024  # of a path
     resolution: int = 200
     span: float = 8.0  # nats of log-volume that the colours cover, at most
 
@@ -86,47 +105,105 @@ def circle(settings: Settings = PAPER) -> Tensor:
     return settings.radius * torch.stack([angle.cos(), angle.sin()], -1) + noise
 
 
-def problem(family: str, settings: Settings = PAPER) -> tuple[nn.Module, Tensor]:
-    """The decoder and the codes of one column of the figure; `family` is a key of `FAMILIES`."""
+def pairs(codes: Tensor, settings: Settings = PAPER) -> tuple[Tensor, Tensor]:
+    """End points of the paths: different random codes, the same for every panel."""
+    generator = torch.Generator().manual_seed(settings.paths_seed)
+    chosen = codes[torch.randperm(len(codes), generator=generator)[: 2 * settings.num_paths]]
+    return chosen[: settings.num_paths], chosen[settings.num_paths :]
+
+
+def problem(
+    family: str, settings: Settings = PAPER, *, extrapolation: Extrapolation | None = "reweight"
+) -> tuple[nn.Module, Tensor]:
+    """The decoder and the codes of one panel of the figure.
+
+    **Arguments:**
+
+    - `family`: a key of `FAMILIES`.
+    - `settings`: sizes and seeds.
+    - `extrapolation`: how the decoder learns where the codes end: ``"reweight"``, as in the paper; ``"recommended"``, by
+      `pullback.Extrapolated`; None for the linear decoder as it is.
+    """
     if family not in FAMILIES:
         raise ValueError(f"The toy experiment has the families {', '.join(FAMILIES)}; there is no {family!r}.")
-    codes = circle(settings)
+    codes, decoder = circle(settings), LinearDecoder(FAMILIES[family])
+    if extrapolation is None:
+        return decoder, codes
+    if extrapolation == "recommended":
+        return pb.Extrapolated(decoder, pb.Support.fit(codes)), codes
     support = pb.Support.fit(codes, settings.num_centers)
-    decoder = LinearDecoder(FAMILIES[family])
     return pb.Reweighted(decoder, support, beta=FAMILIES[family].beta, smooth=False), codes
 
 
 def run(out: Path, settings: Settings = PAPER) -> list[Path]:
-    """Draws the five latent spaces into ``out/toy.png`` and ``out/toy.pdf``; returns the two paths."""
+    """Draws the latent spaces and their geodesics into ``out/toy.png`` and ``out/toy.pdf``; returns the two paths."""
     out.mkdir(parents=True, exist_ok=True)
     figure = draw(settings)
-    files = [out / "toy.png", out / "toy.pdf"]
-    for file in files:
+    png, pdf = out / "toy.png", out / "toy.pdf"
+    for file in (png, pdf):
         figure.savefig(file, dpi=120, bbox_inches="tight")
     plt.close(figure)
-    return files
+    with Image.open(png) as image:  # 256 colours take a third of the bytes
+        image.convert("RGB").quantize(256, kmeans=4, dither=Image.Dither.NONE).save(png, optimize=True)
+    return [png, pdf]
 
 
 def draw(settings: Settings = PAPER) -> Figure:
-    """The five latent spaces side by side: log-volume of the pulled-back Fisher-Rao metric, and the codes."""
-    figure, axes = plt.subplots(1, len(FAMILIES), figsize=(14, 3), sharey=True, layout="compressed")
-    for ax, name in zip(axes, tqdm(FAMILIES, desc="toy latent spaces"), strict=True):
-        _draw_family(ax, name, settings)
-    axes[0].set_ylabel("$z_2$")
-    figure.supxlabel(
-        "colour: log-volume of the metric; grey: the metric is singular", y=-0.06, fontsize="medium", color="0.3"
+    """Five latent spaces under two extrapolations: log-volume of the pulled-back Fisher-Rao metric, the codes, and geodesics."""
+    figure, axes = plt.subplots(
+        len(ROWS), len(FAMILIES), figsize=(14, 6), sharex=True, sharey=True, layout="compressed"
     )
+    panels = [(row, column) for row in range(len(ROWS)) for column in range(len(FAMILIES))]
+    for row, column in tqdm(panels, desc="toy latent spaces"):
+        _draw_panel(axes[row, column], list(FAMILIES)[column], list(ROWS)[row], settings)
+    for ax, family in zip(axes[0], FAMILIES.values(), strict=True):
+        ax.set_title(family.title)
+    for ax, label in zip(axes[:, 0], ROWS.values(), strict=True):
+        ax.set_ylabel(label, fontsize="large")
+    _explain(figure, axes)
     return figure
 
 
-def _draw_family(ax: Axes, name: str, settings: Settings) -> None:
-    decoder, codes = problem(name, settings)
-    side = settings.radius + 1.7
+def _draw_panel(ax: Axes, name: str, extrapolation: Extrapolation, settings: Settings) -> None:
+    decoder, codes = problem(name, settings, extrapolation=extrapolation)
+    metric, side = pb.FisherRaoMetric(decoder), settings.radius + 1.7
     drawn = plot.latent(
-        pb.FisherRaoMetric(decoder), codes, bounds=(-side, side, -side, side), resolution=settings.resolution, ax=ax
+        metric, codes, bounds=(-side, side, -side, side), resolution=settings.resolution, colorbar=False, ax=ax
     )
     low, high = drawn.image.get_clim()
     drawn.image.set_clim(max(low, high - settings.span), high)
-    if drawn.colorbar is not None:
-        drawn.colorbar.set_label("")
-    ax.set(title=FAMILIES[name].title, xlabel="$z_1$", xticks=[-3, 0, 3], yticks=[-3, 0, 3])
+    if drawn.codes is not None:
+        drawn.codes.set(sizes=[4], color="white", alpha=0.6, linewidths=0)
+    _draw_paths(ax, geodesics(metric, codes, settings))
+    ax.set(xticks=[-3, 0, 3], yticks=[-3, 0, 3])
+
+
+def geodesics(metric: pb.FisherRaoMetric, codes: Tensor, settings: Settings = PAPER) -> pb.Geodesic:
+    """The paths of one panel, started from shortest paths on a lattice: a straight line would start in the void."""
+    a, b = pairs(codes, settings)
+    start = pb.Lattice.fit(metric, codes)
+    solver = pb.GaussNewton(rtol=1e-3, max_segments=settings.max_segments)
+    return pb.geodesic(metric, a, b, init=start, solver=solver, support=metric.decoder.support)
+
+
+def _draw_paths(ax: Axes, path: pb.Geodesic) -> None:
+    for line in plot.paths(path, ax=ax, linewidth=1.6, path_effects=OUTLINE, zorder=3):
+        line.set_color(OUTSIDE if line.get_linestyle() == "--" else INSIDE)
+    if not path.converged.all():
+        count = f"{int(path.converged.sum())} of {path.converged.numel()}\nconverged"
+        ax.text(0.98, 0.02, count, transform=ax.transAxes, ha="right", va="bottom", fontsize="small")
+
+
+def _explain(figure: Figure, axes: np.ndarray) -> None:
+    """A scale of the colours, which each panel stretches to its own range, and a legend of what is drawn on them."""
+    bar = figure.colorbar(ScalarMappable(cmap="viridis"), ax=axes, aspect=40, pad=0.01)
+    bar.set_ticks([0, 1], labels=["small", "large"])
+    bar.set_label("log-volume (each panel to its own scale)", labelpad=-20)
+    line = partial(Line2D, [], [], linewidth=1.6, path_effects=OUTLINE)
+    handles = [
+        Line2D([], [], linestyle="", marker="o", markersize=4, color="white", markeredgecolor="0.4", label="code"),
+        line(color=INSIDE, label="shortest path"),
+        line(color=OUTSIDE, linestyle="--", label="shortest path that leaves the data"),
+        Patch(color="0.8", label="singular metric"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
