@@ -12,9 +12,7 @@ from pullback._solver.discrete import DiscreteEnergy, Expansion
 from pullback._solver.rows import merge, put, take
 from pullback._solver.tridiagonal import solve_tridiagonal
 
-_LEAST_DAMPING = (
-    1e-3  # costs a thousandth of a step in the smoothest direction; without it curves creep where M is nearly 0
-)
+_LEAST_DAMPING = 1e-8  # keeps directions the decoder ignores solvable, and slows no other
 _PATIENCE = 6  # rejected steps in a row after which a curve is called stalled; the damping has then grown by 2^27
 
 
