@@ -21,9 +21,9 @@ Linear = Callable[[Tensor, Tensor], Tensor]
 class Information:
     r"""Fisher information of a distribution with ``batch_shape`` ``*b`` in the coordinates ``eta``.
 
-    Give exactly one of `root` and `product`. Both are pure functions of ``(eta, u)``, linear in the tangents ``u`` of shape
-    ``(*m, *b, k)``; they must not capture tensors that depend on the latent code, because the metric differentiates ``eta``
-    and evaluates them afterwards.
+    Give `root` or `product`, or both where the product is the cheaper. They are pure functions of ``(eta, u)``, linear in the
+    tangents ``u`` of shape ``(*m, *b, k)``; they must not capture tensors that depend on the latent code, because the metric
+    differentiates ``eta`` and evaluates them afterwards.
 
     **Arguments:**
 
@@ -43,10 +43,8 @@ class Information:
     isometric: bool = False
 
     def __post_init__(self) -> None:
-        if (self.root is None) == (self.product is None):
-            raise ValueError(
-                "Information takes exactly one of root= and product=; see its docstring for their meaning."
-            )
+        if self.root is None and self.product is None:
+            raise ValueError("Information takes root= or product=; see its docstring for their meaning.")
 
     @classmethod
     def from_matrix(cls, eta: Tensor, matrix: Callable[[Tensor], Tensor]) -> Information:
@@ -63,11 +61,11 @@ class Information:
 
     def gram(self, eta: Tensor, u: Tensor, num_batch: int) -> Tensor:
         r"""``uᵢᵀ I(eta) uⱼ`` for tangents ``u`` of shape ``(m, *b, k)``, summed over all but the first `num_batch` dimensions."""
-        if self.root is not None:
-            left = right = self.root(eta, u)
-        else:
-            assert self.product is not None
+        if self.product is not None:
             left, right = u, self.product(eta, u)
+        else:
+            assert self.root is not None
+            left = right = self.root(eta, u)
         gram = _flat(left, num_batch) @ _flat(right, num_batch).mT
         return gram if left is right else 0.5 * (gram + gram.mT)
 

@@ -39,7 +39,12 @@ from pullback._special import artanh_root_sigmoid, dispersion_information, lange
 @fisher.register
 def _(p: Bernoulli) -> Information:
     r"""Coordinate logit l: I = p(1 - p)."""
-    return Information(_log_odds(p)[..., None], root=lambda eta, u: _deviation(eta) * u, isometric=True)
+    return Information(
+        _log_odds(p)[..., None],
+        root=lambda eta, u: _deviation(eta) * u,
+        product=lambda eta, u: torch.sigmoid(eta) * torch.sigmoid(-eta) * u,
+        isometric=True,
+    )
 
 
 @fisher.register

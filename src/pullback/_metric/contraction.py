@@ -45,12 +45,19 @@ def contracted(info: Information, eta: Tensor, u: Tensor, num_batch: int) -> Ten
         return info.gram(eta, u, 0)
     flat, tangents = eta.flatten(0, num_batch - 1), u.flatten(1, num_batch)
     if info.exact:
-        size = max(1, _BLOCK * len(flat) // max(1, eta.numel())) if eta.device.type == "cpu" else max(1, len(flat))
+        size = _block_size(flat, tangents)
         blocks = zip(flat.split(size), tangents.split(size, 1), strict=True)
         grams = torch.cat([info.gram(block, v, 1) for block, v in blocks])
     else:
         grams = torch.stack([info.gram(one, v, 0) for one, v in zip(flat, tangents.unbind(1), strict=True)])
     return grams.reshape(*eta.shape[:num_batch], *grams.shape[1:])
+
+
+def _block_size(eta: Tensor, u: Tensor) -> int:
+    """Codes contracted at once: all where a graph keeps their memory anyway, or where there is no cache to stay in."""
+    if eta.device.type != "cpu" or eta.requires_grad or u.requires_grad:
+        return max(1, len(eta))
+    return max(1, _BLOCK * len(eta) // max(1, eta.numel()))
 
 
 def total(values: Tensor, num_batch: int) -> Tensor:
