@@ -1,0 +1,1 @@
+"""Statistics on the latent manifold: means, clusters, principal directions, regression, densities."""
