@@ -73,7 +73,7 @@ def _projected(metric: Metric, z: Tensor, v: Tensor, *, pair: bool) -> Tensor:
     first, second = _jet(_embedding(metric, z.detach() if pair else None), z, v)
     pairs = [(first[0], second[-1], first[-1]), (first[-1], second[0], first[0])][: len(first)]
     gram = first[0] @ first[-1].mT
-    inverse = _inverse(0.5 * (gram + gram.mT))
+    inverse = filtered_inverse(0.5 * (gram + gram.mT))
 
     def force(a: Tensor) -> Tensor:
         return -sum((j @ (c[..., None] + k.mT @ a) for j, c, k in pairs), start=torch.zeros_like(a)) / len(pairs)
@@ -163,10 +163,10 @@ def _euler_lagrange(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
             return torch.zeros_like(v)
         (change,) = grad(pulled, w, v, retain_graph=True, create_graph=keep)
         (slope,) = grad((0.5 * momentum * v).sum(), x, create_graph=keep)
-    return (_inverse(tensor if keep else tensor.detach()) @ (slope - change)[..., None])[..., 0]
+    return (filtered_inverse(tensor if keep else tensor.detach()) @ (slope - change)[..., None])[..., 0]
 
 
-def _inverse(tensor: Tensor) -> Tensor:
+def filtered_inverse(tensor: Tensor) -> Tensor:
     r"""The inverse of M; where M is nearly singular, :math:`\lambda / (\lambda^2 + \delta^2)` in place of :math:`1 / \lambda`.
 
     An unused latent dimension gives M a zero eigenvalue up to rounding. The filter tends to the pseudo-inverse there and,
