@@ -43,7 +43,7 @@ class Trajectory(Curve):
 
     Where a geodesic failed, its points and velocities are NaN past the time `reached`, and its `end` is where it stopped.
     The speed :math:`\sqrt{\dot z^\top M \dot z}` is constant along an exact geodesic, which makes its relative change between
-    both ends, `speed_drift`, a check on the integration.
+    both ends, `speed_drift`, a check on the integration. (Other connections than Levi-Civita's do change it.)
     """
 
     states: Float[Tensor, "*batch 2 2 d"]
@@ -102,6 +102,7 @@ def expmap(
     rtol: float = 1e-10,
     atol: float = 1e-10,
     max_steps: int = 2000,
+    alpha: float = 0.0,
 ) -> Float[Tensor, "*batch d"]:
     r"""The exponential map :math:`\mathrm{Exp}_z(t v)`: where the geodesic from ``z`` with velocity ``v`` is at time ``t``.
 
@@ -117,9 +118,13 @@ def expmap(
         rtol: bound on the local error of every component of position and velocity, relative to its size.
         atol: absolute bound, added to the relative one.
         max_steps: attempted steps after which a geodesic counts as stiff.
+        alpha: which connection of an exponential family to follow (Amari and Nagaoka 2000): 0 for Levi-Civita's, whose geodesics
+            are shortest paths; 1 for the exponential one, straight in natural parameters; -1 for the mixture one, straight in mean
+            parameters; any number between or beyond. Others than 0 need a `pullback.FisherRaoMetric` whose family has a rule
+            in `pullback.natural_and_mean`.
     """
     z, v = _prepare(z, t * v)
-    flow = _integrate(metric, z, v, rtol, atol, max_steps, dense=False)
+    flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=False)
     _raise_if_failed(flow.outcome, t * flow.t)
     return flow.y[:, : z.shape[-1]].reshape(z.shape)
 
@@ -132,13 +137,14 @@ def geodesic_flow(
     rtol: float = 1e-10,
     atol: float = 1e-10,
     max_steps: int = 2000,
+    alpha: float = 0.0,
 ) -> Trajectory:
     r"""The whole geodesics :math:`t \mapsto \mathrm{Exp}_z(t v)`, 0 ≤ t ≤ 1, with a status for each.
 
     Arguments as in `expmap`; failures are reported by the result, not raised.
     """
     z, v = _prepare(z, v)
-    flow = _integrate(metric, z, v, rtol, atol, max_steps, dense=True)
+    flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=True)
     assert flow.dense is not None
     batch, start = z.shape[:-1], torch.stack([z, v], -2)
     states = torch.stack([start, flow.y.reshape(start.shape)], -3)
@@ -154,11 +160,13 @@ def geodesic_flow(
     )
 
 
-def _integrate(metric: Metric, z: Tensor, v: Tensor, rtol: float, atol: float, max_steps: int, dense: bool) -> Flow:
+def _integrate(
+    metric: Metric, z: Tensor, v: Tensor, rtol: float, atol: float, max_steps: int, alpha: float, dense: bool
+) -> Flow:
     record = differentiable(z, v)
     with unvalidated(), torch.inference_mode(False), torch.set_grad_enabled(record):
         state = torch.cat([z, v], -1).reshape(-1, 2 * z.shape[-1])
-        field = geodesic_field(metric, state[:, : z.shape[-1]])
+        field = geodesic_field(metric, state[:, : z.shape[-1]], alpha=alpha)
         return integrate(field, state, rtol=rtol, atol=atol, max_steps=max_steps, dense=dense)
 
 

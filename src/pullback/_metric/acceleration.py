@@ -11,26 +11,37 @@ isometric embedding; with natural and mean parameters it is the mean of the e- a
 projection in Minkowski space. It costs ``d`` first derivatives and one second derivative along the velocity. Any other metric
 takes the Lagrangian form :math:`M \ddot z = \partial_z(\tfrac12 \dot z^\top M \dot z) - \partial_s M(z + s \dot z)\,\dot z`,
 with reverse sweeps through ``M``.
+
+An exponential family has two flat connections besides: natural parameters :math:`\eta` and mean parameters :math:`\mu` are a dual
+embedding, and unequal weights of its two terms give the whole line of connections of Amari,
+
+.. math:: M\,\ddot z = -\tfrac{1 + \alpha}{2}\, D\mu^\top\,\eta''[\dot z, \dot z]
+          - \tfrac{1 - \alpha}{2}\, D\eta^\top\,\mu''[\dot z, \dot z],
+
+straight in :math:`\eta` for :math:`\alpha = 1`, in :math:`\mu` for :math:`\alpha = -1`, and Levi-Civita's for :math:`\alpha = 0`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pullback._calculus import Map, Tensors, directional, pushforward
-from pullback._decoder import DecoderError, unvalidated
+from pullback._connection import natural_and_mean
+from pullback._decoder import DecoderError, decode, observed, unvalidated
 from pullback._metric.base import Metric
+from pullback._metric.fisher_rao import FisherRaoMetric
 from pullback._typing import Float
 
 _CHUNK = 2**25  # numbers held at once
 
 
 def acceleration(
-    metric: Metric, z: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"]
+    metric: Metric, z: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"], *, alpha: float = 0.0
 ) -> Float[Tensor, "*batch d"]:
     r"""The coordinate acceleration :math:`\ddot z = -\Gamma(z)[v, v]` of the geodesic through ``z`` with velocity ``v``.
 
@@ -38,52 +49,122 @@ def acceleration(
     is singular, the directions it does not see are not accelerated.
     """
     with unvalidated():
-        return _rule(metric, z)[0](metric, z, v)
+        return _rule(metric, z, alpha)[0](z, v)
 
 
-def geodesic_field(metric: Metric, z: Tensor) -> Callable[[Tensor], Tensor]:
+def connection(
+    metric: Metric, z: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"], *, alpha: float = 0.0
+) -> Float[Tensor, "*batch d d"]:
+    r"""The matrix :math:`w \mapsto -\Gamma(z)[v, w]`: the rate at which the coordinates of a tangent change when it is moved along ``v``.
+
+    Without an embedding by polarisation, :math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]`.
+    """
+    w = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).reshape(-1, *[1] * (z.ndim - 1), z.shape[-1])
+    with unvalidated():
+        embedding = Embedding.of(metric, z, alpha)
+        if embedding is not None:
+            return embedding.bend(z, v, w.expand(-1, *z.shape))
+        size = v.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+        columns = [_lagrangian(metric, z, v / size + e) - _lagrangian(metric, z, v / size - e) for e in w]
+    return 0.25 * size[..., None] * torch.stack(columns, -1)
+
+
+def geodesic_field(metric: Metric, z: Tensor, *, alpha: float = 0.0) -> Callable[[Tensor], Tensor]:
     """The geodesic equation as a field on states ``(n, 2 d)``: ``(z, v)' = (v, a)``, in chunks of bounded memory.
 
     The form of the acceleration is chosen once, at the codes ``z`` of shape ``(n, d)``. Where a state is not finite, the metric
     is not asked, and the field is NaN.
     """
     z = z[torch.isfinite(z).all(-1)]
-    rule, size = _rule(metric, z) if len(z) else (_lagrangian, 1)
+    rule, size = _rule(metric, z, alpha) if len(z) else (functools.partial(_lagrangian, metric), 1)
 
     def field(state: Tensor) -> Tensor:
         finite = torch.isfinite(state).all(-1)
         if not finite.all():
             return torch.full_like(state, torch.nan).index_put((finite,), field(state[finite]))
         parts = [part.chunk(2, -1) for part in state.split(max(1, _CHUNK // size))] if len(state) else []
-        return torch.cat([state[:0], *(torch.cat([v, rule(metric, z, v)], -1) for z, v in parts)])
+        return torch.cat([state[:0], *(torch.cat([v, rule(z, v)], -1) for z, v in parts)])
 
     return field
 
 
-def _rule(metric: Metric, z: Tensor) -> tuple[Callable[[Metric, Tensor, Tensor], Tensor], int]:
+def _rule(metric: Metric, z: Tensor, alpha: float) -> tuple[Callable[[Tensor, Tensor], Tensor], int]:
     """The form of the acceleration that suits the metric, and about how many numbers it needs for one code."""
-    with torch.no_grad():
-        dual = metric.embed(z)
-    if dual is None:
-        return _lagrangian, 32 * z.shape[-1] ** 2
-    return functools.partial(_projected, pair=dual[0] is not dual[1]), (32 + z.shape[-1]) * dual[0].shape[-1]
+    embedding = Embedding.of(metric, z, alpha)
+    if embedding is None:
+        return functools.partial(_lagrangian, metric), 32 * z.shape[-1] ** 2
+    return lambda z, v: embedding.bend(z, v, v[None])[..., 0], (32 + z.shape[-1]) * embedding.num_features
 
 
-def _projected(metric: Metric, z: Tensor, v: Tensor, *, pair: bool) -> Tensor:
-    first, second = _jet(_embedding(metric, z.detach() if pair else None), z, v)
-    pairs = [(first[0], second[-1], first[-1]), (first[-1], second[0], first[0])][: len(first)]
-    gram = first[0] @ first[-1].mT
-    inverse = filtered_inverse(0.5 * (gram + gram.mT))
+@dataclass(frozen=True)
+class Embedding:
+    """The distinct maps of a dual embedding: one if it is Euclidean, else a pair, and what each term of the force weighs.
 
-    def force(a: Tensor) -> Tensor:
-        return -sum((j @ (c[..., None] + k.mT @ a) for j, c, k in pairs), start=torch.zeros_like(a)) / len(pairs)
+    `near` takes the code near which rounding should be best, and gives the maps.
+    """
 
-    a = inverse @ force(torch.zeros_like(v)[..., None])
-    return (a + inverse @ force(a))[..., 0]  # one refinement: the accuracy of QR at the price of Cholesky
+    near: Callable[[Tensor], Map]
+    weights: tuple[float, ...]
+    num_features: int
+
+    @classmethod
+    def of(cls, metric: Metric, z: Tensor, alpha: float = 0.0) -> Embedding | None:
+        """The metric's own, or for another connection than Levi-Civita's the natural and mean parameters; None if it has none."""
+        with torch.no_grad():
+            if alpha:
+                flat = _flat_coordinates(metric)
+                return cls(lambda _: flat, (0.5 * (1 - alpha), 0.5 * (1 + alpha)), flat(z)[0].shape[-1])
+            dual = metric.embed(z)
+        if dual is None:
+            return None
+        pair = dual[0] is not dual[1]
+        return cls(
+            lambda origin: _embedding(metric, origin if pair else None),
+            (0.5, 0.5) if pair else (1.0,),
+            dual[0].shape[-1],
+        )
+
+    def jet(self, z: Tensor, v: Tensor, w: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        r"""Jacobians ``(*batch, d, K)`` and second derivatives along ``v`` and each of ``w (m, *batch, d)``, ``(*batch, K, m)``."""
+        return _jet(self.near(z.detach()), z, v, w)
+
+    def bend(self, z: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        r""":math:`-\Gamma(z)[v, w]` for each of ``w (m, *batch, d)``, as ``(*batch, d, m)``."""
+        return self.projected(*self.jet(z, v, w))
+
+    def projected(self, first: list[Tensor], second: list[Tensor]) -> Tensor:
+        """Minus the tangential part of second derivatives."""
+        terms = [(first[0], second[-1], first[-1]), (first[-1], second[0], first[0])][: len(first)]
+        gram = first[0] @ first[-1].mT
+        inverse = filtered_inverse(0.5 * (gram + gram.mT))
+
+        def force(a: Tensor) -> Tensor:
+            return -sum(
+                (weight * (j @ (c + k.mT @ a)) for weight, (j, c, k) in zip(self.weights, terms, strict=True)),
+                start=torch.zeros_like(a),
+            )
+
+        a = inverse @ force(torch.zeros_like(first[0] @ second[0]))
+        return a + inverse @ force(a)  # one refinement: the accuracy of QR at the price of Cholesky
+
+
+def _flat_coordinates(metric: Metric) -> Map:
+    """Natural and mean parameters of what a decoder decodes to."""
+    if not isinstance(metric, FisherRaoMetric):
+        raise TypeError(
+            f"α-connections belong to the Fisher-Rao geometry of an exponential family, not to a {type(metric).__name__}. Use "
+            "pullback.FisherRaoMetric(decoder), or leave alpha at 0."
+        )
+    decoder = observed(metric.decoder)
+
+    def maps(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.flatten(x.ndim - 1) for part in natural_and_mean(decode(decoder, x)))
+
+    return maps
 
 
 def _embedding(metric: Metric, origin: Tensor | None) -> Map:
-    """The distinct maps of the metric's dual embedding: one if it is Euclidean, else a pair, precise near `origin`."""
+    """The distinct maps of the metric's dual embedding, precise near `origin`."""
 
     def maps(x: Tensor) -> tuple[Tensor, ...]:
         dual = metric.embed(x, origin=origin)
@@ -97,41 +178,41 @@ def _embedding(metric: Metric, origin: Tensor | None) -> Map:
     return maps
 
 
-def _jet(f: Map, z: Tensor, v: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    r"""The Jacobians ``(*batch, d, k)`` of the outputs of ``f`` and their second derivatives along ``v``, ``(*batch, k)``.
+def _jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    r"""The Jacobians ``(*batch, d, K)`` of the outputs of ``f``, and their second derivatives along ``v`` and ``w``, ``(*batch, K, m)``.
 
-    Both are derivatives in ``w`` of derivatives in ``z`` of :math:`\langle w, f(z)\rangle`. Reverse mode thrice: several times
+    Both are derivatives in ``y`` of derivatives in ``z`` of :math:`\langle y, f(z)\rangle`. Reverse mode thrice: several times
     faster than nested forward mode, which stands in where an operation has no third derivative.
     """
     try:
-        values, first, second = _reverse_jet(f, z, v)
+        values, first, second = _reverse_jet(f, z, v, w)
     except (NotImplementedError, RuntimeError):
-        values, first, second = _forward_jet(f, z, v)
+        values, first, second = _forward_jet(f, z, v, w)
     # a decoder that masks its invalid values with NaN has derivatives there that look harmless
-    return first, [torch.where(torch.isfinite(y), c, torch.nan) for y, c in zip(values, second, strict=True)]
+    finite = [torch.isfinite(value)[..., None] for value in values]
+    return first, [torch.where(known, c, torch.nan) for known, c in zip(finite, second, strict=True)]
 
 
-def _forward_jet(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:
+def _forward_jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:
     values, first = pushforward(f, z)
-    second = directional(lambda x: directional(f, x, v[None])[1], z, v[None])[1]
-    return values, [j.movedim(0, -2) for j in first], [c[0, 0] for c in second]
+    second = directional(lambda x: directional(f, x, v[None])[1], z, w)[1]
+    return values, [j.movedim(0, -2) for j in first], [c[:, 0].movedim(0, -1) for c in second]
 
 
-def _reverse_jet(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:
+def _reverse_jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:
     keep, grad = differentiable(z, v), torch.autograd.grad
+    options = {"retain_graph": True, "create_graph": keep, "materialize_grads": True}
     with torch.enable_grad():
         x = _variable(z)
         values = f(x)
-        w = [torch.zeros_like(y, requires_grad=True) for y in values]
-        (g,) = grad(values, x, w, create_graph=True, materialize_grads=True)
+        y = [torch.zeros_like(value, requires_grad=True) for value in values]
+        (g,) = grad(values, x, y, create_graph=True, materialize_grads=True)
         (h,) = grad(g, x, v, create_graph=True, materialize_grads=True)
-        if h.requires_grad:
-            second = grad(h, w, v, retain_graph=True, create_graph=keep, materialize_grads=True)
-        else:
-            second = [torch.zeros_like(y) for y in values]
+        bent = [grad(h, y, u, **options) if h.requires_grad else [torch.zeros_like(o) for o in y] for u in w]
         basis = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
-        rows = [grad(g, w, e.expand_as(z), retain_graph=True, create_graph=keep, materialize_grads=True) for e in basis]
-    return values, [torch.stack(columns, -2) for columns in zip(*rows, strict=True)], list(second)
+        rows = [grad(g, y, e.expand_as(z), **options) for e in basis]
+    first = [torch.stack(columns, -2) for columns in zip(*rows, strict=True)]
+    return values, first, [torch.stack(columns, -1) for columns in zip(*bent, strict=True)]
 
 
 def _variable(z: Tensor) -> Tensor:
