@@ -59,13 +59,23 @@ def connection(
 
     Without an embedding by polarisation, :math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]`.
     """
-    w = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).reshape(-1, *[1] * (z.ndim - 1), z.shape[-1])
+    d = z.shape[-1]
     with unvalidated():
         embedding = Embedding.of(metric, z, alpha)
-        if embedding is not None:
-            return embedding.bend(z, v, w.expand(-1, *z.shape))
-        size = v.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
-        columns = [_lagrangian(metric, z, v / size + e) - _lagrangian(metric, z, v / size - e) for e in w]
+        size = 32 * d**2 if embedding is None else (32 + 2 * d) * embedding.num_features
+        parts = zip(*(x.reshape(-1, d).split(max(1, _CHUNK // size)) for x in (z, v)), strict=True)
+        columns = [_polarised(metric, *part) if embedding is None else _columns(embedding, *part) for part in parts]
+    return torch.cat(columns).reshape(*z.shape, d)
+
+
+def _columns(embedding: Embedding, z: Tensor, v: Tensor) -> Tensor:
+    return embedding.bend(z, v, torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)[:, None].expand(-1, *z.shape))
+
+
+def _polarised(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
+    size = v.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+    basis = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
+    columns = [_lagrangian(metric, z, v / size + e) - _lagrangian(metric, z, v / size - e) for e in basis]
     return 0.25 * size[..., None] * torch.stack(columns, -1)
 
 
