@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pullback.data")
 CACHE = "PULLBACK_CACHE"
 PATIENCE = 5.0  # seconds until a machine counts as having no network
-CHUNK = 1 << 16
+CHUNK = 1 << 13  # bytes; what a broken connection may lose
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Collection:
     files: tuple[Remote, ...]
 
 
-def fetch(collection: Collection, *, download: bool, patience: float = PATIENCE) -> Path | None:
+def fetch(collection: Collection, *, download: bool) -> Path | None:
     """The folder of the files, or the file if it is only one; None if they are not in the cache and cannot be downloaded."""
     try:
         import pooch
@@ -64,7 +64,7 @@ def fetch(collection: Collection, *, download: bool, patience: float = PATIENCE)
         pooch.get_logger().info("%s. %s", collection.origin, collection.licence)
     try:
         for remote in wanted:
-            _retrieve(remote, cache, patience)
+            _retrieve(remote, cache)
     except OSError as error:
         logger.warning("Could not download %s: %s", collection.origin, error)
         return None
@@ -77,7 +77,7 @@ def _is_cached(file: Path, remote: Remote) -> bool:
     return file.is_file() and pooch.file_hash(str(file)) == remote.sha256
 
 
-def _retrieve(remote: Remote, cache: Path, patience: float) -> None:
+def _retrieve(remote: Remote, cache: Path) -> None:
     """Tries the addresses in turn; raises `OSError` if none answers, `DataError` if one answers with another file."""
     import pooch
 
@@ -87,7 +87,7 @@ def _retrieve(remote: Remote, cache: Path, patience: float) -> None:
     unreachable, wrong = None, None
     for url in urls:
         try:
-            downloader = ResumingDownloader(part, patience)
+            downloader = ResumingDownloader(part, PATIENCE)
             pooch.retrieve(url, f"sha256:{remote.sha256}", remote.name, cache, downloader=downloader)  # pyright: ignore
             return
         except OSError as error:
@@ -106,11 +106,12 @@ def _retrieve(remote: Remote, cache: Path, patience: float) -> None:
 class ResumingDownloader:
     """Downloads for pooch that continue where the last one stopped.
 
-    Goes on by itself after a broken connection as long as every attempt brings something; what has come so far stays in ``part``.
+    Goes on by itself after a broken connection as long as every attempt brings something; what has come so far stays in ``part``. A host
+    that says nothing for ``patience`` seconds has broken the connection.
     """
 
     part: Path
-    patience: float = PATIENCE
+    patience: float
 
     def __call__(self, url: str, output_file: str, pooch: object) -> None:
         """Downloads the address to ``part``, and moves it to the output file once it is complete."""

@@ -103,7 +103,7 @@ def movielens(
             arrays ``user`` and ``movie``.
         edition: ``"25m"`` is the paper's (262 MB), ``"latest-small"`` has 610 users (1 MB). If not given, the largest under
             ``PULLBACK_DATA`` is taken, and the small one downloaded.
-        num_movies: how many movies to keep; of those rated equally often, those with the lower numbers.
+        num_movies: how many movies to keep; of those rated equally often, the ones added to MovieLens last.
         min_seen: viewers have seen at least so many of those movies,
         max_seen: and at most so many.
         num_users: how many viewers to keep, drawn at random if there are more; all if None.
@@ -159,7 +159,7 @@ def _viewings(
         seen=torch.from_numpy(seen[rows]),
         titles=tuple(names.get(int(movie), f"movie {movie}") for movie in movies),
         movies=torch.from_numpy(movies),
-        users=torch.from_numpy(users[rows]),
+        users=torch.from_numpy(users[rows].astype(np.int64)),
         source=source,
         licence=LICENCE,
         standin=False,
@@ -167,13 +167,13 @@ def _viewings(
 
 
 def _most_rated(pieces: Iterator[Pairs], num_movies: int) -> np.ndarray:
-    """The numbers of the movies with the most ratings."""
+    """The numbers of the movies with the most ratings; the higher number first where they have equally many."""
     counts = np.zeros(0, np.int64)
     for _, movies in pieces:
         more = np.bincount(movies, minlength=len(counts))
         more[: len(counts)] += counts
         counts = more
-    order = np.argsort(-counts, kind="stable")[:num_movies]
+    order = np.lexsort((-np.arange(len(counts)), -counts))[:num_movies]
     if len(order) < num_movies or not counts[order[-1]]:
         raise DataError(
             f"There are {np.count_nonzero(counts)} movies with ratings: ask for num_movies of at most that many."
@@ -188,7 +188,7 @@ def _table(pieces: Iterator[Pairs], movies: np.ndarray) -> tuple[np.ndarray, np.
     found: list[Pairs] = []
     for users, rated in pieces:
         place = np.where(rated < len(column), column[np.minimum(rated, len(column) - 1)], -1)
-        found.append((users[place >= 0], place[place >= 0]))
+        found.append((users[place >= 0].astype(np.int32), place[place >= 0].astype(np.int32)))
     viewers, columns = (np.concatenate(part) for part in zip(*found, strict=True))
     users, rows = np.unique(viewers, return_inverse=True)
     seen = np.zeros((len(users), len(movies)), bool)

@@ -21,7 +21,7 @@ import numpy as np
 from pullback.data._errors import DataError
 from pullback.data._source import reading
 
-PIECE = 1 << 23  # bytes read at once
+PIECE = 1 << 21  # bytes read at once
 Pairs = tuple[np.ndarray, np.ndarray]  # users and movies, one entry of each for every rating
 
 
