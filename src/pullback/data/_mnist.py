@@ -20,7 +20,7 @@ from torch import Tensor
 from pullback.data import _download
 from pullback.data._download import Remote
 from pullback.data._errors import DataError
-from pullback.data._source import announce, existing, first_file, locate, read_bytes, reading
+from pullback.data._source import announce, existing, first_file, locate, open_npz, read_bytes, reading
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Integer, UInt8
@@ -135,7 +135,7 @@ def _read(path: Path, keep: tuple[int, ...], train: bool) -> Arrays:
             raise DataError(f"{path} holds no {stem}-images-idx3-ubyte(.gz): pass path= the folder with the IDX files.")
         return _read(file, keep, train)
     if path.suffix == ".npz":
-        with reading(path, "an npz of MNIST digits"), np.load(path) as arrays:
+        with open_npz(path, "an npz of MNIST digits") as arrays:
             return _unpack(path, arrays, keep, train)
     return _with_labels(path, train)
 

@@ -16,7 +16,7 @@ from pullback.data._download import Collection, Remote
 from pullback.data._errors import DataError
 from pullback.data._gait import BONES, walk
 from pullback.data._kinematics import Motion, Skeleton
-from pullback.data._source import announce, first_file, locate, reading
+from pullback.data._source import announce, first_file, locate, open_npz
 
 BONES26 = tuple(name for name in BONES if name[1:] not in ("fingers", "thumb"))
 """All bones but fingers and thumbs, which were not captured: one reading of the 26 bones of Arvanitidis et al. 2022, who name none."""
@@ -117,7 +117,7 @@ def _read(path: Path, asf: Path | None, drop_tpose: bool) -> Motion:
 
 
 def _read_directions(path: Path) -> Motion:
-    with reading(path, "an npz of bone directions"), np.load(path) as arrays:
+    with open_npz(path, "an npz of bone directions") as arrays:
         floats = ("directions", "lengths", "root_position", "root_rotation")
         directions, lengths, position, rotation = (torch.from_numpy(arrays[name].astype(np.float64)) for name in floats)
         bones = tuple(map(str, arrays["bones"]))

@@ -75,7 +75,8 @@ class Filter:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.num_movies < 1 or not 0 <= self.min_seen <= self.max_seen or (self.num_users or 1) < 1:
+        nobody = self.num_users is not None and self.num_users < 1
+        if self.num_movies < 1 or not 0 <= self.min_seen <= self.max_seen or nobody:
             raise DataError(
                 f"num_movies={self.num_movies}, min_seen={self.min_seen}, max_seen={self.max_seen}, num_users={self.num_users} keep "
                 "nothing: give positive numbers with min_seen <= max_seen."

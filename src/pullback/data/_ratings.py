@@ -19,7 +19,7 @@ from typing import IO
 import numpy as np
 
 from pullback.data._errors import DataError
-from pullback.data._source import reading
+from pullback.data._source import open_npz, reading
 
 PIECE = 1 << 21  # bytes read at once
 Pairs = tuple[np.ndarray, np.ndarray]  # users and movies, one entry of each for every rating
@@ -52,7 +52,7 @@ class Ratings:
     def pieces(self) -> Iterator[Pairs]:
         """Users and movies of all ratings, a piece of the file at a time."""
         if self.path.suffix == ".npz":
-            with reading(self.path, "an npz of ratings"), np.load(self.path) as arrays:
+            with open_npz(self.path, "an npz of ratings") as arrays:
                 yield arrays["user"].astype(np.int64), arrays["movie"].astype(np.int64)
             return
         name, layout = self._member()

@@ -12,10 +12,12 @@ import logging
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from pullback.data._download import Collection, fetch
 from pullback.data._errors import DataError
@@ -102,6 +104,16 @@ def reading(path: Path, kind: str) -> Iterator[None]:
             f"{path} cannot be read as {kind} ({cause}). It is cut off, damaged or something else: "
             "get the file again, or pass path= another."
         ) from error
+
+
+@contextmanager
+def open_npz(path: Path, kind: str) -> Iterator[Mapping[str, np.ndarray]]:
+    """The arrays of an npz file, closed in any case: numpy leaves the files open that it cannot read."""
+    with reading(path, kind), open(path, "rb") as file:
+        arrays = np.load(file)
+        if not isinstance(arrays, Mapping):
+            raise ValueError("it holds a single array")
+        yield arrays
 
 
 def read_bytes(path: Path) -> bytes:
