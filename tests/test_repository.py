@@ -42,7 +42,7 @@ ORDER = [
     {"_statistics"},
     {"testing"},
     {"pullback"},
-    {"plot"},
+    {"plot", "data"},
     {"experiments"},
     {"cli"},
     {"__main__"},
