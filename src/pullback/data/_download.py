@@ -11,8 +11,10 @@ import logging
 import os
 import queue
 import threading
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from pullback.data._errors import DataError
@@ -52,7 +54,7 @@ class Collection:
 def fetch(collection: Collection, *, download: bool) -> Path | None:
     """The folder of the files, or the file if it is only one; None if they are not in the cache and cannot be downloaded."""
     try:
-        import pooch
+        pooch = _pooch()
     except ImportError:
         logger.info("Downloads need pooch: pip install 'pullback[data]'")
         return None
@@ -71,16 +73,20 @@ def fetch(collection: Collection, *, download: bool) -> Path | None:
     return cache / collection.files[0].name if len(collection.files) == 1 else cache
 
 
-def _is_cached(file: Path, remote: Remote) -> bool:
-    import pooch
+def _pooch() -> ModuleType:
+    """The package, imported without the warning that its progress bars give in a notebook where ipywidgets is missing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pooch
+    return pooch
 
-    return file.is_file() and pooch.file_hash(str(file)) == remote.sha256
+
+def _is_cached(file: Path, remote: Remote) -> bool:
+    return file.is_file() and _pooch().file_hash(str(file)) == remote.sha256
 
 
 def _retrieve(remote: Remote, cache: Path) -> None:
     """Tries the addresses in turn; raises `OSError` if none answers, `DataError` if one answers with another file."""
-    import pooch
-
     part = cache / (remote.name + ".part")
     # The remains of an earlier attempt may be of another file. Once a wrong file is found it is thrown away: then begin afresh.
     urls = (*remote.urls, remote.urls[0]) if part.exists() else remote.urls
@@ -88,7 +94,7 @@ def _retrieve(remote: Remote, cache: Path) -> None:
     for url in urls:
         try:
             downloader = ResumingDownloader(part, PATIENCE)
-            pooch.retrieve(url, f"sha256:{remote.sha256}", remote.name, cache, downloader=downloader)  # pyright: ignore
+            _pooch().retrieve(url, f"sha256:{remote.sha256}", remote.name, cache, downloader=downloader)
             return
         except OSError as error:
             unreachable = error

@@ -22,6 +22,7 @@ from pullback.data._errors import DataError
 from pullback.data._source import open_npz, reading
 
 PIECE = 1 << 21  # bytes read at once
+Stream = IO[bytes] | gzip.GzipFile
 Pairs = tuple[np.ndarray, np.ndarray]  # users and movies, one entry of each for every rating
 
 
@@ -91,7 +92,7 @@ class Ratings:
         )
 
     @contextmanager
-    def _open(self, name: str) -> Iterator[IO[bytes]]:
+    def _open(self, name: str) -> Iterator[Stream]:
         with reading(self.path, f"MovieLens ({name})"):
             if self.path.suffix == ".zip":
                 with zipfile.ZipFile(self.path) as archive, archive.open(name) as file:
@@ -99,10 +100,10 @@ class Ratings:
             else:
                 file = (self.path if self.path.is_dir() else self.path.parent) / name
                 with gzip.open(file) if name.endswith(".gz") else open(file, "rb") as stream:
-                    yield stream  # pyright: ignore[reportReturnType]
+                    yield stream
 
 
-def _pairs(file: IO[bytes], layout: Layout) -> Iterator[Pairs]:
+def _pairs(file: Stream, layout: Layout) -> Iterator[Pairs]:
     if layout.header:
         header = file.readline(1000).strip().lower().replace(b"\xef\xbb\xbf", b"")
         if not header.startswith(b"userid,movieid,rating"):
