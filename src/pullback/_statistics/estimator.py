@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import abc
 import json
-from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Self
 
@@ -24,26 +23,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from pullback._metric.base import Metric
-from pullback._typing import Float
+from pullback._statistics.paths import Flat
 
 Array = np.ndarray | Tensor
 _PLAIN = (bool, int, float, str, type(None))
-
-
-@dataclass(frozen=True)
-class Flat(Metric):
-    """Flat space: the identity for a tensor."""
-
-    def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
-        return torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand(*z.shape, z.shape[-1])
-
-    def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
-        return (b - a).square().sum(-1)
-
-    def embed(
-        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return z, z
 
 
 class Estimator(BaseEstimator, abc.ABC):

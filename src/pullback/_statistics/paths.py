@@ -1,0 +1,73 @@
+"""Shortest paths as statistics need them: lengths and logarithms of many pairs, none of which may stop the rest.
+
+In flat space they are differences, and no path is solved for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback._geodesic import Start, geodesic
+from pullback._logarithm import logarithm
+from pullback._metric.base import Metric
+from pullback._solver.base import Solver
+from pullback._typing import Float
+
+_BATCH = 2048  # pairs solved together
+Starts = Start | Sequence[Start]
+
+
+@dataclass(frozen=True)
+class Flat(Metric):
+    """Flat space: the identity for a tensor."""
+
+    def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
+        return torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand(*z.shape, z.shape[-1])
+
+    def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+        return (b - a).square().sum(-1)
+
+    def embed(
+        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return z, z
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Logarithms of n pairs, their lengths, and which of their paths converged; NaN where there is no path."""
+
+    velocity: Tensor  # (n, d)
+    distance: Tensor  # (n,)
+    converged: Tensor  # (n,)
+
+
+def logs(metric: Metric, a: Tensor, b: Tensor, *, solver: Solver | None, init: Starts, rtol: float) -> Logs:
+    """The logarithms at codes ``a`` of codes ``b``, each ``(n, d)``."""
+    if isinstance(metric, Flat):
+        v = b - a
+        return Logs(v, torch.linalg.vector_norm(v, dim=-1), torch.isfinite(v).all(-1))
+    parts = [
+        logarithm(metric, start, stop, solver=solver, init=init, rtol=rtol)
+        for start, stop in zip(a.split(_BATCH), b.split(_BATCH), strict=True)
+    ]
+    return Logs(*(torch.cat([getattr(p, name) for p in parts]) for name in ("velocity", "distance", "converged")))
+
+
+def lengths(metric: Metric, a: Tensor, b: Tensor, *, solver: Solver | None, init: Starts) -> Tensor:
+    """The distances of codes ``a`` and ``b``, each ``(n, d)``; infinite where no path was found."""
+    if isinstance(metric, Flat) or len(a) == 0:
+        return torch.linalg.vector_norm(b - a, dim=-1)
+    pairs = zip(a.split(_BATCH), b.split(_BATCH), strict=True)
+    found = [geodesic(metric, start, stop, solver=solver, init=init).length for start, stop in pairs]
+    return torch.cat(found).nan_to_num(torch.inf)
+
+
+def all_lengths(metric: Metric, a: Tensor, b: Tensor, *, solver: Solver | None, init: Starts) -> Tensor:
+    """The distances ``(n, m)`` of codes ``a``, ``(n, d)``, and ``b``, ``(m, d)``."""
+    left, right = a[:, None].expand(-1, len(b), -1), b.expand(len(a), -1, -1)
+    return lengths(metric, left.flatten(0, 1), right.flatten(0, 1), solver=solver, init=init).reshape(len(a), len(b))
