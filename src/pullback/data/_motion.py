@@ -23,7 +23,7 @@ BONES26 = tuple(name for name in BONES if name[1:] not in ("fingers", "thumb"))
 
 LICENCE = (
     "The data used in this project was obtained from mocap.cs.cmu.edu. The database was created with funding from NSF EIA-0196217. "
-    "Free for all uses, but it may not be resold. BVH conversion by B. Hahne (cgspeed), without further restrictions."
+    "Free for research and within products; the data themselves may not be resold. BVH conversion by B. Hahne (cgspeed), without further restrictions."
 )
 MIRROR = "https://raw.githubusercontent.com/una-dinosauria/cmu-mocap/09a07f54f3bbb58797325f009282d0b2048a2871/data/"
 SHA256 = {
