@@ -82,7 +82,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> _ModuleType:
-    """Loads `pullback.plot` when it is first used, because matplotlib takes longer to import than the rest."""
-    if name == "plot":
-        return _import_module("pullback.plot")
+    """Loads `pullback.plot` and `pullback.data` when first used: what they import takes longer than all the rest."""
+    if name in ("plot", "data"):
+        return _import_module(f"pullback.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
