@@ -76,7 +76,7 @@ def _prepare(*tensors: Tensor) -> tuple[Tensor, ...]:
     if any(x.ndim == 0 or x.shape[-1] != tensors[0].shape[-1] for x in tensors):
         shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
         raise ValueError(f"Codes and tangents of shapes {shapes} must be (*batch, d) with the same d.")
-    return torch.broadcast_tensors(*tensors)
+    return tuple(x.contiguous() for x in torch.broadcast_tensors(*tensors))
 
 
 def _orthonormal(tensor: Tensor) -> tuple[Tensor, ...]:

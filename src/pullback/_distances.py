@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pullback._distance import distance
-from pullback._geodesic import Start
+from pullback._geodesic import Geodesic, geodesic
 from pullback._metric.base import Metric
 from pullback._solver.base import Solver
 from pullback._solver.graph import Graph
@@ -23,7 +22,7 @@ def distances(
     W: Float[Tensor, "m d"] | None = None,
     *,
     solver: Solver | None = None,
-    init: Graph | None | Sequence[Graph | None] = None,
+    init: Graph | Sequence[Graph | None] | None = None,
 ) -> Float[Tensor, "n m"]:
     """The distances of all pairs: the matrix ``d(Z[i], W[j])``, or of ``Z`` with itself, symmetric and zero on its diagonal.
 
@@ -39,7 +38,7 @@ def distances(
             fit one pair only.
 
     Raises:
-        RuntimeError: if a path did not converge, as in `pullback.distance`.
+        RuntimeError: if a path did not converge. `pullback.geodesic` returns a status for each pair instead.
     """
     from tqdm import tqdm  # only here: the package imports without it
 
@@ -49,15 +48,26 @@ def distances(
     first, second = Z.detach()[i], (Z if W is None else W).detach()[j]
     result = Z.new_zeros(shape)
     batches = torch.arange(len(i), device=Z.device).split(_BATCH) if len(i) else ()
-    with torch.no_grad():
-        for rows in tqdm(batches, desc="distances", delay=2, leave=False):
-            result[i[rows], j[rows]] = distance(metric, first[rows], second[rows], solver=solver, init=init)
+    for rows in tqdm(batches, desc="distances", delay=2, leave=False):
+        path = geodesic(metric, first[rows], second[rows], solver=solver, init=init)
+        _raise_if_failed(path, i[rows], j[rows])
+        result[i[rows], j[rows]] = path.length.detach()
     return result + result.mT if W is None else result
 
 
 def _all_pairs(n: int, m: int, device: torch.device) -> tuple[Tensor, Tensor]:
     index = torch.arange(n * m, device=device)
     return index // m, index % m
+
+
+def _raise_if_failed(path: Geodesic, i: Tensor, j: Tensor) -> None:
+    failed = ~path.converged
+    if failed.any():
+        first = int(failed.nonzero()[0])
+        raise RuntimeError(
+            f"{int(failed.sum())} of {len(i)} paths failed, the first between codes {int(i[first])} and {int(j[first])}: "
+            f"{path.status[first]}. pullback.geodesic returns a status for each pair."
+        )
 
 
 def _check(Z: Tensor, W: Tensor | None) -> None:

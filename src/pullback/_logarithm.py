@@ -30,8 +30,7 @@ from pullback._metric.steps import safe_sqrt
 from pullback._solver.base import Solver
 from pullback._solver.discrete import DiscreteEnergy
 from pullback._solver.levels import romberg
-from pullback._solver.rows import put
-from pullback._solver.shooting import Shots, shoot
+from pullback._solver.shooting import shoot
 from pullback._solver.tridiagonal import solve_tridiagonal
 from pullback._typing import Bool, Float
 
@@ -49,8 +48,8 @@ class Logarithm:
 
     **Attributes:**
 
-    - `velocity`: :math:`\mathrm{Log}_a(b)`. Where M(a) is singular, what it does not see of the velocity is that of the path, so
-      that `pullback.expmap` arrives at ``b`` also in the latent dimensions the decoder ignores.
+    - `velocity`: :math:`\mathrm{Log}_a(b)`. Where M(a) is singular, what it does not see of the velocity is that of the straight line,
+      so that `pullback.expmap` arrives at ``b`` also in the latent dimensions the decoder ignores.
     - `distance`: its length :math:`|\mathrm{Log}_a(b)|_{M(a)}`, which is the distance.
     - `error`: estimate of the relative error of `velocity`: how far the momentum is from having the length of the path, or the
       gaps that are left where the geodesic equation was solved.
@@ -105,7 +104,7 @@ def logmap(
         solver: as in `pullback.geodesic`.
         init: as in `pullback.geodesic`.
         rtol: relative error sought. Where the momentum of the discrete path does not reach it, the geodesic equation is solved,
-            which costs several times as much; infinity for never.
+            which costs many times as much; infinity for never.
 
     Raises:
         RuntimeError: if a path did not converge. `pullback.logarithm` returns a status for each pair instead.
@@ -141,7 +140,8 @@ def logarithm(
     with torch.no_grad(), unvalidated():
         for T in found.levels[known].unique().tolist():
             _by_momentum(metric, found, (known & (found.levels == T)).nonzero()[:, 0], T)
-        _polish(metric, found, (known & (found.error > rtol) & (found.length > 0)).nonzero()[:, 0])
+        if rtol < torch.inf:
+            _polish(metric, found, (known & (found.length > 0) & (found.error > rtol)).nonzero()[:, 0], 0.1 * rtol)
     return Logarithm(
         velocity=found.velocity.reshape(*batch, d),
         distance=found.length.reshape(batch),
@@ -174,22 +174,15 @@ class _Velocities:
         )
 
 
-def _polish(metric: Metric, found: _Velocities, index: Tensor) -> None:
-    """Solves the geodesic equation along the paths at `index`; those that resist are tried again in shorter pieces."""
+def _polish(metric: Metric, found: _Velocities, index: Tensor, rtol: float) -> None:
+    """Solves the geodesic equation along the paths at `index`, and keeps what belongs to their valley."""
     if len(index) == 0:
         return
-    shots = shoot(metric, found.nodes[index])
-    left = ~_same_valley(shots, found.length[index])
-    if left.any():
-        put(shots, left, shoot(metric, found.nodes[index][left], num_pieces=64))
-    good = _same_valley(shots, found.length[index]) & (shots.residual < found.error[index])
+    shots = shoot(metric, found.nodes[index], num_pieces=32, rtol=max(rtol, 1e-11), max_steps=10)
+    good = shots.converged & (shots.length <= found.length[index] * (1 + _VALLEY))
     index = index[good]
     found.velocity[index], found.length[index] = shots.velocity[good], shots.length[good]
     found.error[index], found.polished[index] = shots.residual[good], True
-
-
-def _same_valley(shots: Shots, length: Tensor) -> Tensor:
-    return shots.converged & (shots.length <= length * (1 + _VALLEY))
 
 
 def _by_momentum(metric: Metric, found: _Velocities, index: Tensor, T: int) -> None:
@@ -202,12 +195,12 @@ def _by_momentum(metric: Metric, found: _Velocities, index: Tensor, T: int) -> N
     length = found.length[index]
     astray = (square - length**2).abs() > _AGREEMENT * length**2
     tensor = metric.tensor(held[:, 0])
-    own_momentum = (tensor @ own[..., None])[..., 0]
-    momentum = torch.where(astray[:, None], own_momentum, momentum)
-    velocity = own + (filtered_inverse(tensor) @ (momentum - own_momentum)[..., None])[..., 0]
+    line = held[:, -1] - held[:, 0]
+    bend = filtered_inverse(tensor) @ (momentum[..., None] - tensor @ line[..., None])  # none where M sees nothing
+    velocity = torch.where(astray[:, None], own, line + bend[..., 0])
     length = torch.where(astray, length, safe_sqrt(square))
     norm = safe_sqrt((velocity[:, None] @ tensor @ velocity[..., None])[:, 0, 0])
-    ratio = torch.where(norm > 0, length / norm.clamp_min(torch.finfo(norm.dtype).tiny), 1)
+    ratio = torch.where((norm > 0) & (length > 0), length / norm, 1)
     found.velocity[index], found.length[index] = ratio[:, None] * velocity, length
     found.error[index] = torch.where(astray, 1, (ratio - 1).abs())
 

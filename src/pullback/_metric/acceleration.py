@@ -162,7 +162,7 @@ def _flat_coordinates(metric: Metric) -> Map:
     """Natural and mean parameters of what a decoder decodes to."""
     if not isinstance(metric, FisherRaoMetric):
         raise TypeError(
-            f"α-connections belong to the Fisher-Rao geometry of an exponential family, not to a {type(metric).__name__}. Use "
+            f"α-connections belong to the Fisher-Rao geometry of an exponential family, not to {type(metric).__name__}. Use "
             "pullback.FisherRaoMetric(decoder), or leave alpha at 0."
         )
     decoder = observed(metric.decoder)

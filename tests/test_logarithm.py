@@ -1,0 +1,225 @@
+"""The logarithm against closed forms and against the exponential map; matrices of distances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Gamma, Normal
+
+import pullback as pb
+from problems import PROBLEMS
+from pullback._solver.base import Solution, Solver, Status
+
+DOUBLE = torch.float64
+NORMAL, SIMPLEX, SPHERE, LINEAR = (PROBLEMS[i] for i in (3, 5, 7, 9))
+
+
+def exact_logarithm(problem, a: Tensor, b: Tensor) -> Tensor:
+    """The derivative at 0 of the known path."""
+    origin = torch.zeros(1, dtype=DOUBLE)
+    return torch.func.jvp(lambda t: problem.path(a, b, t), (origin,), (origin + 1,))[1][:, 0]
+
+
+def network(seed: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 10)).double().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Given(Solver):
+    """Returns a prepared path with a prepared status."""
+
+    nodes: Tensor
+    status: int = Status.CONVERGED
+
+    def solve(self, metric: pb.Metric, nodes: Tensor) -> Solution:
+        energy, length = pb.energy(metric, self.nodes), pb.length(metric, self.nodes)
+        count = torch.ones_like(energy, dtype=torch.long)
+        return Solution(
+            nodes=self.nodes,
+            energy=energy,
+            length=length,
+            error=0 * energy,
+            status=self.status * count,
+            strict=count > 0,
+            num_steps=count,
+            num_segments=16 * count,
+            num_calls=1,
+            num_decoded=1,
+        )
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_closed_forms(problem):
+    a, b = problem.points(6), problem.points(6)
+    log = pb.logarithm(problem.metric, a, b)
+    assert log.converged.all()
+    torch.testing.assert_close(log.velocity, exact_logarithm(problem, a, b), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(log.distance, problem.distance(a, b), rtol=1e-10, atol=0)
+    torch.testing.assert_close(problem.metric.norm(a, log.velocity), log.distance, rtol=1e-12, atol=0)
+    assert not log.polished.any()
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_exponential_and_logarithm_are_inverse(problem):
+    """Up to distance 2, both ways."""
+    a, b = problem.points(4), problem.points(4)
+    v = pb.logmap(problem.metric, a, b)
+    v = v * (2 / problem.metric.norm(a, v)).clamp_max(1)[:, None]
+    end = pb.expmap(problem.metric, a, v)
+    torch.testing.assert_close(pb.logmap(problem.metric, a, end), v, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(
+        pb.expmap(problem.metric, a, pb.logmap(problem.metric, a, end)), end, rtol=1e-7, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("problem", [NORMAL, SPHERE], ids=str)
+def test_shooting_agrees_with_the_momentum(problem):
+    """Two routes to one velocity: the derivative of a discrete energy, and the geodesic equation."""
+    a, b = problem.points(3), problem.points(3)
+    shot = pb.logarithm(problem.metric, a, b, rtol=0.0)
+    assert shot.polished.all()
+    momentum = pb.logarithm(problem.metric, a, b, rtol=torch.inf)
+    assert not momentum.polished.any()
+    torch.testing.assert_close(shot.velocity, momentum.velocity, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        lambda h: Bernoulli(logits=h),
+        lambda h: Normal(h, torch.exp(0.5 * h.flip(-1))),
+        lambda h: Gamma(torch.exp(h), 2.0),
+    ],
+    ids=["Euclidean", "hyperboloid", "natural and mean"],
+)
+def test_decoders(family):
+    model = network()
+    metric = pb.FisherRaoMetric(lambda z: family(model(z)))
+    a, b = torch.randn(2, 6, 2, dtype=DOUBLE)
+    log = pb.logarithm(metric, a, b)
+    assert log.converged.all()
+    torch.testing.assert_close(pb.expmap(metric, a, log.velocity), b, rtol=1e-6, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(log.distance, pb.distance(metric, a, b), rtol=1e-5, atol=0)
+    assert (log.error <= 1e-7).all()
+
+
+def test_it_is_minus_half_the_gradient_of_the_squared_distance():
+    a, b = NORMAL.points(3).requires_grad_(), NORMAL.points(3)
+    (gradient,) = torch.autograd.grad(pb.squared_distance(NORMAL.metric, a, b).sum(), a)
+    lowered = (NORMAL.metric.tensor(a.detach()) @ pb.logmap(NORMAL.metric, a.detach(), b)[..., None])[..., 0]
+    torch.testing.assert_close(-0.5 * gradient, lowered, rtol=1e-6, atol=1e-6)
+
+
+def test_metric_without_an_embedding():
+    a, b = NORMAL.points(2), NORMAL.points(2)
+    log = pb.logarithm(pb.DivergenceMetric(NORMAL.metric.decoder), a, b)
+    assert log.converged.all()
+    torch.testing.assert_close(log.velocity, exact_logarithm(NORMAL, a, b), rtol=1e-6, atol=1e-6)
+
+
+def test_ignored_dimensions_are_reached_too():
+    """M is singular; the velocity is that of the seen coordinates, and straight in the direction nobody sees."""
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=DOUBLE))[0]
+    metric = pb.EuclideanMetric(lambda z: SPHERE.metric.decoder((z @ turn)[..., :2]))
+    seen = SPHERE.points(4), SPHERE.points(4)
+    a, b = (torch.cat([x, torch.randn(4, 1, dtype=DOUBLE)], -1) for x in seen)
+    log = pb.logarithm(metric, a @ turn.T, b @ turn.T)
+    found = log.velocity @ turn
+    torch.testing.assert_close(found[:, :2], exact_logarithm(SPHERE, *seen), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(found[:, 2], (b - a)[:, 2], rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(log.distance, SPHERE.distance(*seen), rtol=1e-9, atol=0)
+    momentum = pb.logarithm(metric, a @ turn.T, b @ turn.T, rtol=torch.inf)
+    torch.testing.assert_close((momentum.velocity @ turn)[:, :2], found[:, :2], rtol=1e-5, atol=1e-5)
+
+
+def test_codes_at_no_distance():
+    a = SPHERE.points(3)
+    log = pb.logarithm(SPHERE.metric, a, a)
+    torch.testing.assert_close(log.velocity, torch.zeros_like(a), rtol=0, atol=1e-14)
+    assert (log.distance == 0).all()
+    assert log.converged.all()
+
+
+def test_near_codes_are_a_short_step():
+    a = NORMAL.points(3)
+    v = 1e-5 * torch.randn(3, 2, dtype=DOUBLE)
+    log = pb.logarithm(NORMAL.metric, a, pb.expmap(NORMAL.metric, a, v))
+    assert log.converged.all()
+    torch.testing.assert_close(log.velocity, v, rtol=1e-6, atol=0)
+
+
+def test_batches_broadcast_and_equal_loops():
+    a, b = SPHERE.points(3)[:, None], SPHERE.points(2)
+    together = pb.logmap(SPHERE.metric, a, b)
+    assert together.shape == (3, 2, 2)
+    loop = torch.stack([pb.logmap(SPHERE.metric, x, y) for x in a[:, 0] for y in b]).reshape(3, 2, 2)
+    torch.testing.assert_close(together, loop, rtol=1e-9, atol=1e-9)
+
+
+def test_single_precision():
+    a, b = SIMPLEX.points(3).float(), SIMPLEX.points(3).float()
+    log = pb.logmap(SIMPLEX.metric, a, b)
+    assert log.dtype == torch.float32
+    torch.testing.assert_close(log.double(), exact_logarithm(SIMPLEX, a.double(), b.double()), rtol=1e-3, atol=1e-3)
+
+
+def test_failed_pairs_have_a_status_and_spare_the_others():
+    a, b = NORMAL.points(3), NORMAL.points(3)
+    a[1] = torch.nan
+    log = pb.logarithm(NORMAL.metric, a, b)
+    assert log.converged.tolist() == [True, False, True]
+    assert "an end point is NaN" in log.status[1]
+    assert log.status[0] == "converged"
+    with pytest.raises(
+        RuntimeError, match=r"1 of 3 logarithms failed.*pair \(1,\): an end point is NaN.*pullback.logarithm"
+    ):
+        pb.logmap(NORMAL.metric, a, b)
+
+
+def test_a_velocity_that_is_not_known_says_so():
+    """A detour that the solver calls a minimum: solving anew leads away from it, and no geodesic has its length."""
+    a, b = LINEAR.points(1), LINEAR.points(1)
+    t = torch.linspace(0, 1, 65, dtype=DOUBLE)[:, None]
+    detour = torch.lerp(a[:, None], b[:, None], t) + 3 * torch.sin(torch.pi * t) * torch.ones(3, dtype=DOUBLE)
+    log = pb.logarithm(LINEAR.metric, a, b, solver=Given(detour), rtol=torch.inf)
+    assert not log.converged.any()
+    assert "smooth the decoder's kinks" in log.status[0]
+    torch.testing.assert_close(LINEAR.metric.norm(a, log.velocity), log.distance, rtol=1e-12, atol=0)
+    velocity = (b - a) + 3 * torch.pi
+    cosine = LINEAR.metric.inner(a, velocity, log.velocity) / LINEAR.metric.norm(a, velocity) / log.distance
+    torch.testing.assert_close(cosine, torch.ones(1, dtype=DOUBLE), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("problem", [NORMAL, SIMPLEX], ids=str)
+def test_distance_matrices(problem):
+    Z, W = problem.points(5), problem.points(3)
+    square, other = pb.distances(problem.metric, Z), pb.distances(problem.metric, Z, W)
+    torch.testing.assert_close(other, problem.distance(Z[:, None], W), rtol=1e-5, atol=0)
+    torch.testing.assert_close(square, square.T, rtol=0, atol=0)
+    assert (square.diagonal() == 0).all()
+    i, j = torch.triu_indices(5, 5, 1)
+    torch.testing.assert_close(square[i, j], problem.distance(Z[i], Z[j]), rtol=1e-5, atol=0)
+
+
+def test_distance_matrices_in_batches(monkeypatch):
+    from pullback import _distances
+
+    Z = SPHERE.points(4)
+    whole = pb.distances(SPHERE.metric, Z)
+    monkeypatch.setattr(_distances, "_BATCH", 4)
+    torch.testing.assert_close(pb.distances(SPHERE.metric, Z), whole, rtol=1e-9, atol=0)
+    assert pb.distances(SPHERE.metric, Z[:1]).tolist() == [[0.0]]
+
+
+def test_distance_matrices_name_the_pair_that_failed():
+    Z = NORMAL.points(4)
+    Z[2] = torch.nan
+    with pytest.raises(RuntimeError, match="3 of 6 paths failed, the first between codes 0 and 2: an end point is NaN"):
+        pb.distances(NORMAL.metric, Z)
+    with pytest.raises(ValueError, match=r"must have shape \(n, d\)"):
+        pb.distances(NORMAL.metric, Z[None])
