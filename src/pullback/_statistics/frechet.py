@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pullback._decoder import unvalidated
 from pullback._geodesic import Start
 from pullback._metric.base import Metric
 from pullback._solver.base import Solver
@@ -23,6 +24,7 @@ from pullback._statistics.paths import Logs, logs
 from pullback._typing import Float
 
 _HALVINGS = 8  # of a step before the mean counts as found as well as it can be
+_NOISE = 1e-10  # of the variance: error of the distances
 _SUFFICIENT = 1e-4  # share of the predicted decrease of F that a step must bring (Armijo)
 
 
@@ -86,7 +88,7 @@ def frechet_mean(
 
     def at(z: Tensor) -> _Balance:
         some = points[used]
-        found = logs(metric, z.expand_as(some), some, solver=solver, init=init, rtol=0.1 * rtol)
+        found = logs(metric, z.expand_as(some), some, solver=solver, init=init, rtol=rtol)
         return _Balance.of(metric, z, found, share[used])
 
     z = _start(points, share) if start is None else start.detach().to(points)
@@ -112,6 +114,7 @@ class _Balance:
 
     z: Tensor
     logs: Logs
+    known: Tensor  # which points have a path
     tensor: Tensor
     gradient: Tensor
     variance: Tensor
@@ -124,16 +127,16 @@ class _Balance:
         num_failed = int((~found.converged).sum())
         if not known.any():
             nothing, never = torch.zeros_like(z), torch.full_like(z[0], torch.inf)
-            return cls(z, found, torch.zeros_like(torch.outer(z, z)), nothing, never, torch.inf, num_failed)
+            return cls(z, found, known, torch.zeros_like(torch.outer(z, z)), nothing, never, torch.inf, num_failed)
         share = torch.where(known, share, 0)
         share = share / share.sum()
-        with torch.no_grad():
+        with torch.no_grad(), unvalidated():
             M = metric.tensor(z)
         total = share @ torch.where(known[:, None], found.velocity, 0)
         variance = share @ torch.where(known, found.distance, 0).square()
         length = (total @ M @ total).clamp_min(0).sqrt()
         residual = (length / variance.sqrt()).item() if variance > 0 else 0.0
-        return cls(z, found, M, -2 * M @ total, variance, residual, num_failed)
+        return cls(z, found, known, M, -2 * M @ total, variance, residual, num_failed)
 
 
 def _descend(at: Callable[[Tensor], _Balance], z: Tensor, rtol: float, max_steps: int) -> tuple[_Balance, int, bool]:
@@ -144,7 +147,7 @@ def _descend(at: Callable[[Tensor], _Balance], z: Tensor, rtol: float, max_steps
         step = -length * _solve(hessian, here.gradient)
         there = at(here.z + step)
         num_steps += 1
-        if there.variance <= here.variance + _SUFFICIENT * (here.gradient @ step) + _noise(here):
+        if _improves(here, there, step):
             hessian = _updated(hessian, step, there.gradient - here.gradient)
             here, length = there, 1.0
             continue
@@ -154,9 +157,12 @@ def _descend(at: Callable[[Tensor], _Balance], z: Tensor, rtol: float, max_steps
     return here, num_steps, False
 
 
-def _noise(here: _Balance) -> Tensor:
-    """How much of the variance is error of the distances: a step that changes it less is judged by its residual."""
-    return 1e-10 * here.variance
+def _improves(here: _Balance, there: _Balance, step: Tensor) -> bool:
+    """Whether the variance falls, beyond the error of distances; no point that had a path may have lost it."""
+    if not bool((there.known | ~here.known).all()):
+        return False
+    expected = here.variance + _SUFFICIENT * (here.gradient @ step) + _NOISE * here.variance
+    return bool(there.variance <= expected) or bool((there.known & ~here.known).any())
 
 
 def _solve(hessian: Tensor, gradient: Tensor) -> Tensor:

@@ -55,7 +55,11 @@ def logs(metric: Metric, a: Tensor, b: Tensor, *, solver: Solver | None, init: S
         logarithm(metric, start, stop, solver=solver, init=init, rtol=rtol)
         for start, stop in zip(a.split(_BATCH), b.split(_BATCH), strict=True)
     ]
-    return Logs(*(torch.cat([getattr(p, name) for p in parts]) for name in ("velocity", "distance", "converged")))
+    v, distance, converged = (
+        torch.cat([getattr(p, name) for p in parts]) for name in ("velocity", "distance", "converged")
+    )
+    same = (a == b).all(-1)  # needs no path
+    return Logs(torch.where(same[:, None], 0, v), torch.where(same, 0, distance), converged | same)
 
 
 def lengths(metric: Metric, a: Tensor, b: Tensor, *, solver: Solver | None, init: Starts) -> Tensor:

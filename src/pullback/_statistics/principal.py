@@ -82,7 +82,7 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """The coordinates ``(n, n_components)`` of codes along the components; NaN for codes that no path reaches."""
         codes = self._codes(X)
         mean = torch.as_tensor(self.mean_).to(codes).expand_as(codes)
-        found = logs(self._metric(), mean, codes, solver=self.solver, init=self.graph, rtol=0.1 * self.tol)
+        found = logs(self._metric(), mean, codes, solver=self.solver, init=self.graph, rtol=self.tol)
         return like(found.velocity @ torch.as_tensor(self.covectors_).to(codes).mT, X)
 
     def inverse_transform(self, X: Any) -> Any:

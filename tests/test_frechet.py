@@ -1,0 +1,156 @@
+"""Laws of Fréchet means."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Normal, Poisson
+
+import pullback as pb
+from problems import PROBLEMS, half_plane, simplex, sphere
+
+NORMAL = half_plane("Normal", Normal, 1.0, 2.0)
+
+
+def moved(problem, matrix: Tensor, shift: Tensor) -> pb.FisherRaoMetric:
+    """The problem's metric in the coordinates ``w`` with ``z = A w + b``."""
+    decoder = problem.metric.decoder
+    return pb.FisherRaoMetric(lambda w: decoder(w @ matrix.mT + shift))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_points_symmetric_about_a_centre_have_it_for_a_mean(problem):
+    center = problem.points(1)
+    points = 0.8 * center + 0.2 * problem.points(4)
+    v = pb.logmap(problem.metric, center.expand_as(points), points)
+    points = torch.cat([points, pb.expmap(problem.metric, center.expand_as(points), -v)])
+    found = pb.frechet_mean(problem.metric, points)
+    assert found.converged, found.status
+    torch.testing.assert_close(found.mean, center[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.distances, problem.distance(points, center), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found.variance, found.distances.square().mean())
+
+
+def test_poisson_mean_is_that_of_roots():
+    """Independent Poisson features are flat in 2√λ."""
+    metric = pb.FisherRaoMetric(lambda z: Poisson(z.exp()))
+    z, weights = torch.randn(7, 3).double(), torch.rand(7).double()
+    found = pb.frechet_mean(metric, z, weights)
+    expected = 2 * (weights @ (0.5 * z).exp() / weights.sum()).log()
+    assert found.converged
+    torch.testing.assert_close(found.mean, expected, rtol=0, atol=1e-6)
+
+
+def test_categorical_mean_is_that_of_the_sphere():
+    """Karcher's iteration on the sphere of √p, which knows no latent space."""
+    problem = simplex(4)
+    z, weights = problem.points(6), torch.rand(6).double()
+    x = Categorical(logits=torch.nn.functional.pad(z, (0, 1))).probs.sqrt()
+    mean = x[0]
+    for _ in range(200):
+        cosine = (x @ mean).clamp(-1, 1)
+        tangents = (x - cosine[:, None] * mean) * (cosine.acos() / cosine.acos().sin().clamp_min(1e-300))[:, None]
+        step = weights @ tangents / weights.sum()
+        size = step.norm()
+        mean = mean if size == 0 else size.cos() * mean + size.sin() * step / size
+    found = pb.frechet_mean(problem.metric, z, weights)
+    assert found.converged
+    expected = 2 * (mean[:-1] / mean[-1]).log()
+    torch.testing.assert_close(found.mean, expected, rtol=0, atol=1e-6)
+
+
+def test_categorical_mean_of_two_is_the_middle_of_the_arc():
+    problem = simplex(3)
+    z = problem.points(2)
+    x = Categorical(logits=torch.nn.functional.pad(z, (0, 1))).probs.sqrt()
+    middle = x.sum(0)
+    found = pb.frechet_mean(problem.metric, z)
+    torch.testing.assert_close(found.mean, 2 * (middle[:-1] / middle[-1]).log(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.variance.sqrt(), 0.5 * problem.distance(z[:1], z[1:])[0], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("problem", [NORMAL, sphere(2), simplex(3)], ids=str)
+def test_the_gradient_of_squared_distances_vanishes_at_the_mean(problem):
+    z, weights = problem.points(8), torch.rand(8).double()
+    found = pb.frechet_mean(problem.metric, z, weights)
+    at = found.mean.clone().requires_grad_()
+    total = weights @ pb.squared_distance(problem.metric, at.expand_as(z), z) / weights.sum()
+    (gradient,) = torch.autograd.grad(total, at)
+    torch.testing.assert_close(total.detach(), found.variance, rtol=1e-6, atol=0)
+    assert gradient.abs().max() < 1e-5 * total.detach()
+
+
+def test_integer_weights_are_repetitions_and_zero_is_absence():
+    z = NORMAL.points(4)
+    weights = torch.tensor([1.0, 2.0, 0.0, 3.0], dtype=torch.float64)
+    weighted = pb.frechet_mean(NORMAL.metric, z, weights)
+    repeated = pb.frechet_mean(NORMAL.metric, z.repeat_interleave(weights.long(), 0))
+    torch.testing.assert_close(weighted.mean, repeated.mean, rtol=0, atol=1e-6)
+    torch.testing.assert_close(weighted.variance, repeated.variance, rtol=1e-6, atol=0)
+    assert weighted.distances[2].isnan()
+
+
+def test_coordinates_do_not_matter():
+    z = NORMAL.points(6)
+    matrix = torch.tensor([[2.0, 0.3], [0.1, 0.5]], dtype=torch.float64)
+    shift = torch.tensor([1.0, 0.2], dtype=torch.float64)
+    here = pb.frechet_mean(NORMAL.metric, z)
+    there = pb.frechet_mean(moved(NORMAL, matrix, shift), torch.linalg.solve(matrix, (z - shift).mT).mT)
+    torch.testing.assert_close(matrix @ there.mean + shift, here.mean, rtol=0, atol=1e-6)
+    torch.testing.assert_close(there.variance, here.variance, rtol=1e-6, atol=0)
+
+
+def test_negative_curvature_and_a_wide_spread_do_not_overshoot():
+    """Karcher's plain iteration has a step size of more than twice the right one here."""
+    angle = 2 * torch.pi * torch.arange(5).double() / 5
+    center = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    v = 5.0 * torch.stack([angle.cos(), angle.sin() / 2**0.5], -1)
+    points = pb.expmap(NORMAL.metric, center.expand_as(v), v)
+    found = pb.frechet_mean(NORMAL.metric, points)
+    assert found.converged, found.status
+    torch.testing.assert_close(found.mean, center, rtol=0, atol=1e-6)
+    assert found.num_steps < 30
+
+
+def test_start_and_a_single_point():
+    z = NORMAL.points(5)
+    first, second = (pb.frechet_mean(NORMAL.metric, z, start=start) for start in (z[0], z[3]))
+    torch.testing.assert_close(first.mean, second.mean, rtol=0, atol=1e-6)
+    alone = pb.frechet_mean(NORMAL.metric, z[:1])
+    assert alone.converged
+    assert alone.variance == 0
+    assert torch.equal(alone.mean, z[0])
+
+
+def test_points_that_no_path_reaches_are_named():
+    z = NORMAL.points(5)
+    broken = z.clone()
+    broken[2, 1] = torch.nan
+    found = pb.frechet_mean(NORMAL.metric, broken, start=z[0])
+    rest = pb.frechet_mean(NORMAL.metric, z[[0, 1, 3, 4]])
+    assert not found.converged
+    assert "1 of 5 paths" in found.status
+    torch.testing.assert_close(found.mean, rest.mean, rtol=0, atol=1e-6)
+
+
+def test_too_few_steps_are_named():
+    found = pb.frechet_mean(NORMAL.metric, NORMAL.points(5), max_steps=2)
+    assert not found.converged
+    assert "raise max_steps" in found.status
+    assert found.num_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("points", "weights", "sentence"),
+    [
+        (torch.zeros(0, 2), None, "at least one"),
+        (torch.zeros(2), None, "shape"),
+        (torch.rand(3, 2), torch.ones(2), "3 numbers"),
+        (torch.rand(3, 2), torch.zeros(3), "not all zero"),
+        (torch.rand(3, 2), -torch.ones(3), "not negative"),
+    ],
+)
+def test_errors_name_the_fix(points, weights, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        pb.frechet_mean(NORMAL.metric, points, weights)
