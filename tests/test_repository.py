@@ -42,6 +42,7 @@ ORDER = [
     {"_statistics"},
     {"testing"},
     {"pullback"},
+    {"_plots"},
     {"plot", "data"},
     {"experiments"},
     {"cli"},

@@ -1,4 +1,4 @@
-"""Pictures of two-dimensional latent spaces. The only module that imports matplotlib.
+"""Pictures of two-dimensional latent spaces. Importing this module imports matplotlib; nothing else in the core does.
 
 Every function takes the axes to draw on (``ax=None`` makes new ones) and returns what it drew, so that colours, labels and
 limits stay the caller's to change.
@@ -22,9 +22,22 @@ from torch import Tensor
 from pullback._curve import Curve
 from pullback._decoder import decode
 from pullback._metric.base import Metric
+from pullback._plots.geometry import ClusterPlot, clusters, density, exponential_grid, fan, indicatrices
+from pullback._plots.raster import Bounds, evaluate, extent, grid
 
 Background = str | Callable[[Tensor], Tensor]
-Bounds = tuple[float, float, float, float]
+
+__all__ = [
+    "ClusterPlot",
+    "LatentPlot",
+    "clusters",
+    "density",
+    "exponential_grid",
+    "fan",
+    "indicatrices",
+    "latent",
+    "paths",
+]
 
 
 class LatentPlot(NamedTuple):
@@ -62,9 +75,9 @@ def latent(
       flatten the rest. Pixels that are not finite (a singular metric has log-volume :math:`-\infty`) stay grey.
     """
     ax = ax or plt.subplots(layout="compressed")[1]
-    bounds = bounds or _extent(codes)
+    bounds = bounds or extent(codes)
     like = codes if codes is not None else torch.zeros(0, 2, dtype=torch.float64)
-    values = _evaluate(_background(metric, background), _grid(bounds, resolution, like))
+    values = evaluate(_background(metric, background), grid(bounds, resolution, like))
     low, high = _limits(values, clip)
     colors = plt.get_cmap(cmap).with_extremes(bad="0.8")
     image = ax.imshow(values.numpy(), extent=bounds, origin="lower", cmap=colors, vmin=low, vmax=high, aspect="equal")
@@ -143,33 +156,6 @@ def _decoder(metric: Metric, background: str) -> Callable[[Tensor], torch.distri
             f'background="{background}" needs a metric with a decoder; pass a function of the codes instead.'
         )
     return metric.decoder  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _extent(codes: Tensor | None) -> Bounds:
-    if codes is None:
-        raise ValueError("latent needs codes= or bounds=(left, right, bottom, top) to know what to draw.")
-    if codes.ndim != 2 or codes.shape[-1] != 2:
-        raise ValueError(f"latent draws codes of shape (n, 2), not {tuple(codes.shape)}; choose two dimensions first.")
-    low, high = codes.detach().amin(0).cpu(), codes.detach().amax(0).cpu()
-    margin = 0.25 * (high - low).clamp_min(1e-3)
-    (left, bottom), (right, top) = (low - margin).tolist(), (high + margin).tolist()
-    return left, right, bottom, top
-
-
-def _grid(bounds: Bounds, resolution: int, like: Tensor) -> Tensor:
-    """Centres of square pixels, of shape ``(rows, columns, 2)``."""
-    left, right, bottom, top = bounds
-    pixel = max(right - left, top - bottom) / resolution
-    columns, rows = (max(1, round(side / pixel)) for side in (right - left, top - bottom))
-    x = left + (torch.arange(columns) + 0.5) * (right - left) / columns
-    y = bottom + (torch.arange(rows) + 0.5) * (top - bottom) / rows
-    return torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).to(like)
-
-
-def _evaluate(f: Callable[[Tensor], Tensor], grid: Tensor, chunk: int = 4096) -> Tensor:
-    with torch.no_grad():
-        values = torch.cat([f(z) for z in grid.reshape(-1, 2).split(chunk)])
-    return values.reshape(grid.shape[:-1]).double().cpu()
 
 
 def _limits(values: Tensor, clip: float) -> tuple[float | None, float | None]:

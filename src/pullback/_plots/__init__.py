@@ -1,0 +1,1 @@
+"""What `pullback.plot` is made of."""
