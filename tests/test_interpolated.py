@@ -11,8 +11,7 @@ from torch.distributions import Normal
 
 import pullback as pb
 from problems import half_plane
-from pullback._logarithm import logmap
-from pullback._metric.interpolated import Grid, InterpolatedMetric, _exponential
+from pullback._metric.interpolated import _exponential
 from pullback._metric.kernel_mean import GridMean, PointMean
 
 
@@ -24,9 +23,9 @@ def decoder(z: Tensor) -> Normal:
 EXACT = pb.FisherRaoMetric(decoder)
 
 
-def box(d: int, resolution: int | tuple[int, ...], size: float = 2.0) -> Grid:
+def box(d: int, resolution: int | tuple[int, ...], size: float = 2.0) -> pb.Grid:
     corner = torch.full((d,), size, dtype=torch.float64)
-    return Grid(-corner, corner, resolution)
+    return pb.Grid(-corner, corner, resolution)
 
 
 def codes(n: int, d: int, scale: float = 1.0) -> Tensor:
@@ -51,7 +50,7 @@ class Inverse(pb.Metric):
 @pytest.mark.parametrize("kind", ["grid", "codes"])
 def test_is_a_metric(kind, d, log_euclidean):
     points = box(d, {1: 40, 2: (20, 25), 3: 9}[d]) if kind == "grid" else codes(200, d)
-    metric = InterpolatedMetric.fit(EXACT, points, log_euclidean=log_euclidean)
+    metric = pb.InterpolatedMetric.fit(EXACT, points, log_euclidean=log_euclidean)
     pb.testing.check_metric(metric, codes(9, d))
 
 
@@ -60,7 +59,7 @@ def test_is_a_metric(kind, d, log_euclidean):
 def test_a_constant_metric_is_reproduced_everywhere(points, log_euclidean):
     A = torch.randn(7, 3, dtype=torch.float64)
     exact = pb.FisherRaoMetric(lambda z: Normal(z @ A.mT, 1.0))
-    metric = InterpolatedMetric.fit(exact, points, log_euclidean=log_euclidean)
+    metric = pb.InterpolatedMetric.fit(exact, points, log_euclidean=log_euclidean)
     z = torch.cat([codes(10, 3), codes(10, 3, 1e4)])
     torch.testing.assert_close(metric.tensor(z), (A.mT @ A).expand(20, 3, 3), rtol=1e-12, atol=1e-12)
     assert metric.error.max < 1e-12
@@ -70,7 +69,7 @@ def test_a_constant_metric_is_reproduced_everywhere(points, log_euclidean):
 @pytest.mark.parametrize(("d", "counts"), [(1, (30,)), (2, (12, 17)), (3, (7, 9, 8))])
 def test_windows_of_a_grid_give_the_sum_over_all_its_points(d, counts, bandwidth):
     grid = box(d, counts)
-    fast, plain = (InterpolatedMetric.fit(EXACT, p, bandwidth=bandwidth) for p in (grid, grid.points))
+    fast, plain = (pb.InterpolatedMetric.fit(EXACT, p, bandwidth=bandwidth) for p in (grid, grid.points))
     assert isinstance(fast.mean, GridMean)
     assert isinstance(plain.mean, PointMean)
     z = codes(50, d, 1.5)
@@ -81,7 +80,7 @@ def test_windows_of_a_grid_give_the_sum_over_all_its_points(d, counts, bandwidth
 def test_far_away_it_is_the_metric_of_the_nearest_point(log_euclidean):
     grid = box(2, 10)
     for points in (grid, grid.points):
-        metric = InterpolatedMetric.fit(EXACT, points, log_euclidean=log_euclidean)
+        metric = pb.InterpolatedMetric.fit(EXACT, points, log_euclidean=log_euclidean)
         for distance in (1e2, 1e8, 1e100):
             z = distance * torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
             corner = 2.0 * z.sign()
@@ -93,7 +92,7 @@ def test_far_away_it_is_the_metric_of_the_nearest_point(log_euclidean):
 def test_error_has_order_two_in_the_spacing(log_euclidean):
     z = codes(100, 2, 0.5)
     errors = [
-        InterpolatedMetric.fit(EXACT, box(2, n + 1), log_euclidean=log_euclidean, held_out=z).error.mean
+        pb.InterpolatedMetric.fit(EXACT, box(2, n + 1), log_euclidean=log_euclidean, held_out=z).error.mean
         for n in (32, 64)
     ]
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
@@ -102,29 +101,29 @@ def test_error_has_order_two_in_the_spacing(log_euclidean):
 
 def test_error_is_what_one_measures():
     z = codes(40, 2)
-    metric = InterpolatedMetric.fit(EXACT, box(2, 15), held_out=z)
+    metric = pb.InterpolatedMetric.fit(EXACT, box(2, 15), held_out=z)
     exact = EXACT.tensor(z)
     ratio = torch.linalg.matrix_norm(metric.tensor(z) - exact) / torch.linalg.matrix_norm(exact)
     assert metric.error.mean == pytest.approx(ratio.mean().item())
     assert metric.error.max == pytest.approx(ratio.max().item())
     assert metric.error.num_points == 40
     assert "40" in str(metric.error)
-    default = InterpolatedMetric.fit(EXACT, box(2, 15)).error
+    default = pb.InterpolatedMetric.fit(EXACT, box(2, 15)).error
     assert 0 < default.median <= default.max
 
 
 def test_log_euclidean_mean_of_inverses_is_the_inverse():
     z, grid = codes(20, 2), box(2, 12)
-    there, back = (InterpolatedMetric.fit(m, grid, log_euclidean=True) for m in (EXACT, Inverse(EXACT)))
+    there, back = (pb.InterpolatedMetric.fit(m, grid, log_euclidean=True) for m in (EXACT, Inverse(EXACT)))
     eye = torch.eye(2, dtype=torch.float64).expand(20, 2, 2)
     torch.testing.assert_close(there.tensor(z) @ back.tensor(z), eye, rtol=1e-10, atol=1e-10)
-    arithmetic = [InterpolatedMetric.fit(m, grid) for m in (EXACT, Inverse(EXACT))]
+    arithmetic = [pb.InterpolatedMetric.fit(m, grid) for m in (EXACT, Inverse(EXACT))]
     assert (arithmetic[0].tensor(z) @ arithmetic[1].tensor(z) - eye).abs().max() > 1e-3
 
 
 def test_a_singular_metric_has_a_log_euclidean_mean():
     exact = pb.FisherRaoMetric(lambda z: Normal(z[..., :1].sin(), 1.0))  # the second dimension is not used
-    metric = InterpolatedMetric.fit(exact, box(2, 30), log_euclidean=True)
+    metric = pb.InterpolatedMetric.fit(exact, box(2, 30), log_euclidean=True)
     z = codes(20, 2, 0.5)
     torch.testing.assert_close(metric.tensor(z), exact.tensor(z), rtol=0.05, atol=0.05)
 
@@ -142,7 +141,7 @@ def test_exponential_of_matrices():
 
 def test_a_step_notices_a_wall():
     wall = pb.FisherRaoMetric(lambda z: Normal(torch.cat([z, 5 * (4 * z[..., :1]).tanh()], -1), 1.0))
-    metric = InterpolatedMetric.fit(wall, box(2, 64))
+    metric = pb.InterpolatedMetric.fit(wall, box(2, 64))
     a, b = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
     v = b - a
     ends = 0.5 * (v @ (metric.tensor(a) + metric.tensor(b)) @ v)
@@ -157,7 +156,7 @@ def test_geodesics_tend_to_the_exact_ones(log_euclidean):
     low, high = torch.tensor([[-2.0, 0.2], [2.0, 3.0]], dtype=torch.float64)
     errors = []
     for n in (40, 80):
-        metric = InterpolatedMetric.fit(problem.metric, Grid(low, high, n), log_euclidean=log_euclidean)
+        metric = pb.InterpolatedMetric.fit(problem.metric, pb.Grid(low, high, n), log_euclidean=log_euclidean)
         path = pb.geodesic(metric, a, b)
         assert path.converged.all()
         errors.append((path.length / problem.distance(a, b) - 1).abs().max())
@@ -166,25 +165,25 @@ def test_geodesics_tend_to_the_exact_ones(log_euclidean):
 
 
 def test_exponential_inverts_the_logarithm():
-    metric = InterpolatedMetric.fit(EXACT, box(2, 30), log_euclidean=True)
+    metric = pb.InterpolatedMetric.fit(EXACT, box(2, 30), log_euclidean=True)
     a, b = codes(5, 2, 0.5), codes(5, 2, 0.5)
-    v = logmap(metric, a, b)
+    v = pb.logmap(metric, a, b)
     torch.testing.assert_close(metric.norm(a, v), pb.distance(metric, a, b), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(pb.expmap(metric, a, v), b, rtol=1e-6, atol=1e-6)
 
 
 def test_grid_around_codes():
     z = codes(100, 2) * torch.tensor([1.0, 10.0], dtype=torch.float64)
-    grid = Grid.around(z, resolution=(5, 7), margin=0.1)
+    grid = pb.Grid.around(z, resolution=(5, 7), margin=0.1)
     extent = z.amax(0) - z.amin(0)
     torch.testing.assert_close(grid.points.amin(0), z.amin(0) - 0.1 * extent)
     torch.testing.assert_close(grid.points.amax(0), z.amax(0) + 0.1 * extent)
     assert grid.points.shape == (35, 2)
-    assert len(Grid.around(z).points) == 4096
+    assert len(pb.Grid.around(z).points) == 4096
 
 
 def test_dtype_follows_the_codes():
-    metric = InterpolatedMetric.fit(EXACT, box(2, 20))
+    metric = pb.InterpolatedMetric.fit(EXACT, box(2, 20))
     z = codes(5, 2)
     single = metric.tensor(z.float())
     assert single.dtype == torch.float32
@@ -195,14 +194,14 @@ def test_dtype_follows_the_codes():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: InterpolatedMetric.fit(EXACT, codes(10, 2), bandwidth=0.0), "bandwidth must be positive"),
-        (lambda: InterpolatedMetric.fit(EXACT, codes(10, 2)[0]), "pullback.Grid"),
-        (lambda: InterpolatedMetric.fit(EXACT, torch.zeros(10, 2).double()), "one and the same point"),
-        (lambda: Grid(torch.ones(2), torch.zeros(2), 5), "low below high"),
-        (lambda: Grid(torch.zeros(2), torch.ones(2), (5, 5, 5)), "resolution must be"),
-        (lambda: InterpolatedMetric.fit(EXACT, box(2, 5)).tensor(codes(3, 4)), "codes of 4"),
+        (lambda: pb.InterpolatedMetric.fit(EXACT, codes(10, 2), bandwidth=0.0), "bandwidth must be positive"),
+        (lambda: pb.InterpolatedMetric.fit(EXACT, codes(10, 2)[0]), "pullback.Grid"),
+        (lambda: pb.InterpolatedMetric.fit(EXACT, torch.zeros(10, 2).double()), "one and the same point"),
+        (lambda: pb.Grid(torch.ones(2), torch.zeros(2), 5), "low below high"),
+        (lambda: pb.Grid(torch.zeros(2), torch.ones(2), (5, 5, 5)), "resolution must be"),
+        (lambda: pb.InterpolatedMetric.fit(EXACT, box(2, 5)).tensor(codes(3, 4)), "codes of 4"),
         (
-            lambda: InterpolatedMetric.fit(pb.FisherRaoMetric(lambda z: Normal(0 * z, z)), box(2, 5)),
+            lambda: pb.InterpolatedMetric.fit(pb.FisherRaoMetric(lambda z: Normal(0 * z, z)), box(2, 5)),
             "not finite at|decoder",
         ),
     ],

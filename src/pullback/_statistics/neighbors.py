@@ -190,8 +190,10 @@ def log_stretch(metric: Metric, z: Tensor, v: Tensor, scale: float) -> Tensor:
 
     By central differences of geodesics whose velocities differ by `scale` times 1e-4 in length. Infinite where one does not arrive.
     """
+    if len(z) == 0:
+        return v.new_zeros(0)
     parts = [_log_stretch(metric, *some, scale) for some in zip(z.split(_BATCH), v.split(_BATCH), strict=True)]
-    return torch.cat(parts) if len(z) else v.new_zeros(0)
+    return torch.cat(parts)
 
 
 def _log_stretch(metric: Metric, z: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pullback._decoder import unvalidated
 from pullback._geodesic import Start, geodesic
 from pullback._logarithm import logarithm
 from pullback._metric.base import Metric
@@ -47,19 +48,22 @@ class Logs:
 
 
 def logs(metric: Metric, a: Tensor, b: Tensor, *, solver: Solver | None, init: Starts, rtol: float) -> Logs:
-    """The logarithms at codes ``a`` of codes ``b``, each ``(n, d)``."""
+    """The logarithms at codes ``a`` of codes ``b``, each ``(n, d)``.
+
+    Where the codes agree to half their digits, it is their difference, as far as these digits go.
+    """
+    v = b - a
     if isinstance(metric, Flat):
-        v = b - a
         return Logs(v, torch.linalg.vector_norm(v, dim=-1), torch.isfinite(v).all(-1))
-    parts = [
-        logarithm(metric, start, stop, solver=solver, init=init, rtol=rtol)
-        for start, stop in zip(a.split(_BATCH), b.split(_BATCH), strict=True)
-    ]
-    v, distance, converged = (
-        torch.cat([getattr(p, name) for p in parts]) for name in ("velocity", "distance", "converged")
-    )
-    same = (a == b).all(-1)  # needs no path
-    return Logs(torch.where(same[:, None], 0, v), torch.where(same, 0, distance), converged | same)
+    near = v.abs().amax(-1) <= torch.finfo(v.dtype).eps ** 0.5 * (1 + a.abs().amax(-1))
+    found = Logs(v, torch.zeros_like(v[:, 0]), near.clone())
+    if near.any():
+        with torch.no_grad(), unvalidated():
+            found.distance[near] = metric.norm(a[near], v[near])
+    for rows in (~near).nonzero()[:, 0].split(_BATCH) if not near.all() else ():
+        part = logarithm(metric, a[rows], b[rows], solver=solver, init=init, rtol=rtol)
+        found.velocity[rows], found.distance[rows], found.converged[rows] = part.velocity, part.distance, part.converged
+    return found
 
 
 def lengths(metric: Metric, a: Tensor, b: Tensor, *, solver: Solver | None, init: Starts) -> Tensor:

@@ -107,7 +107,8 @@ class GeodesicRegression(RegressorMixin, Estimator):
     def _minimise(self, x: Tensor, codes: Tensor) -> _Fit:
         mean = frechet_mean(self._metric(), codes, solver=self.solver, init=self.graph, rtol=1e-3)
         first = torch.cat([mean.mean[None], torch.linalg.lstsq(x, mean.logarithms.nan_to_num()).solution])
-        return _gauss_newton(self._state(x, codes), first, self.tol, self.max_iter)
+        floor = self.tol * len(codes) * mean.variance  # where the codes lie on a geodesic there is nothing to decrease
+        return _gauss_newton(self._state(x, codes), first, self.tol, floor, self.max_iter)
 
     def _state(self, x: Tensor, codes: Tensor) -> Callable[[Tensor], _Fit]:
         metric, nudge = (
@@ -155,7 +156,7 @@ class _Fit:
         return cls(parameters, torch.full_like(nothing[0], torch.inf), torch.outer(nothing, nothing), nothing)
 
 
-def _gauss_newton(state: Callable[[Tensor], _Fit], first: Tensor, tol: float, max_iter: int) -> _Fit:
+def _gauss_newton(state: Callable[[Tensor], _Fit], first: Tensor, tol: float, floor: Tensor, max_iter: int) -> _Fit:
     here, length = state(first), 1.0
     if not torch.isfinite(here.total):
         raise RuntimeError(
@@ -165,7 +166,7 @@ def _gauss_newton(state: Callable[[Tensor], _Fit], first: Tensor, tol: float, ma
         step = (torch.linalg.pinv(here.hessian, rtol=1e-12, hermitian=True) @ here.gradient).reshape(first.shape)
         predicted = step.flatten() @ here.gradient
         there = state(here.parameters + length * step)
-        small = bool(predicted <= tol * here.total)
+        small = bool(predicted <= tol * (here.total + floor))
         if there.total <= here.total:
             here, length = there, 1.0
         else:
