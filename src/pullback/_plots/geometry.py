@@ -118,7 +118,8 @@ def indicatrices(
     circle = torch.stack([angle.cos(), angle.sin()]).to(axes)
     outlines = (points[..., None] + radius * axes @ circle).mT.cpu().numpy()
     look = {"facecolors": "none", "edgecolors": "black", "linewidths": 0.8, **normalize_kwargs(style, PolyCollection)}
-    drawn = ax.add_collection(PolyCollection(list(outlines[np.isfinite(outlines).all((1, 2))]), **look))
+    drawn = PolyCollection(list(outlines[np.isfinite(outlines).all((1, 2))]), **look)
+    ax.add_collection(drawn)
     ax.set_aspect("equal")
     ax.autoscale_view()
     return drawn

@@ -1,0 +1,208 @@
+r"""The locally adaptive normal distribution (LAND): Gaussians that follow the data, and mixtures of them.
+
+Arvanitidis, Hansen and Hauberg, *A locally adaptive normal distribution* (NeurIPS 2016); on known manifolds Pennec (2006). The
+density with respect to the Riemannian volume :math:`\sqrt{\det M(z)}\, dz` is
+
+.. math:: p(z) = \frac{1}{C(\mu, \Gamma)} \exp\bigl(-\tfrac12\, \mathrm{Log}_\mu(z)^\top\, \Gamma\, \mathrm{Log}_\mu(z)\bigr) ,
+
+a Gaussian in the distances of the metric. How it is normalised is told in `normalisation.py`, how it is fitted in `land_fit.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import DensityMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from pullback._metric.base import Metric
+from pullback._solver.base import Solver
+from pullback._solver.graph import Graph
+from pullback._statistics.charts import Atlas
+from pullback._statistics.estimator import Array, Estimator, generator, like
+from pullback._statistics.land_fit import Fit, Problem, first_means, fit, nearest
+from pullback._statistics.normalisation import Cloud, Proposal, Sample, importance_sample, log_volume, quadratic
+
+_TOO_MANY_FAILED = 0.1
+_FINAL = 4  # times as many points for the final normalisation constants
+_FRESH = 10_000  # between the seeds of the two samples
+_NUM_KERNELS = 512
+
+
+class LAND(DensityMixin, Estimator):
+    r"""A mixture of locally adaptive normal distributions :math:`p(z) = \sum_k w_k\, p(z; \mu_k, \Gamma_k)`.
+
+    With ``metric=None`` it is a Gaussian mixture. Otherwise its level sets follow the shortest paths, and so the data, if the metric
+    knows where they are (`pullback.Extrapolated`).
+
+    **Arguments:**
+
+    - `metric`: the geometry; None for flat space.
+    - `n_components`: how many components.
+    - `tol`: the fit stops when the mean log-likelihood of a code rises by less.
+    - `max_iter`: steps of the fit, at most.
+    - `num_points`: points that the normalisation constants are estimated with while fitting; four times as many in the end.
+    - `reg_covar`: added to the diagonal of the second moments of the logarithms.
+    - `graph`: where the search for shortest paths starts: a `Lattice` or `CodeGraph`. By default one over the codes is made, a lattice
+      in up to three dimensions.
+    - `solver`: of shortest paths. The default, much coarser than that of `pullback.geodesic`, aims at three digits.
+    - `random_state`: of the initial means, of the points above, and of `sample`.
+    - `verbose`: whether to show a progress bar.
+
+    **Attributes** after `fit`:
+
+    - `weights_` ``(K,)``, `means_` ``(K, d)``, `precisions_` and `covariances_` ``(K, d, d)``: precisions :math:`\Gamma_k` and their inverses, in
+      the coordinates of the tangents at the means.
+    - `log_normalizers_` ``(K,)``: :math:`\log C(\mu_k, \Gamma_k)`, and `log_normalizer_se_`, their standard errors.
+    - `points_` ``(m, d)``: where the density has its mass; `sample` starts from them.
+    - `lower_bound_`: mean log-likelihood of the codes, base measure the Riemannian volume; `n_iter_`, `converged_`.
+    """
+
+    def __init__(
+        self,
+        metric: Metric | None = None,
+        n_components: int = 1,
+        *,
+        tol: float = 1e-3,
+        max_iter: int = 30,
+        num_points: int = 1024,
+        reg_covar: float = 1e-6,
+        graph: Graph | None = None,
+        solver: Solver | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ):
+        self.metric = metric
+        self.n_components = n_components
+        self.tol = tol
+        self.max_iter = max_iter
+        self.num_points = num_points
+        self.reg_covar = reg_covar
+        self.graph = graph
+        self.solver = solver
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Array, y: Any = None) -> Self:
+        """Fits the mixture to codes ``(n, d)`` by expectation maximisation."""
+        codes = self._codes(X, reset=True, ensure_min_samples=2).double()
+        if not 1 <= self.n_components <= len(codes):
+            raise ValueError(
+                f"n_components is {self.n_components}; with {len(codes)} codes choose from 1 to that many."
+            )
+        random = check_random_state(self.random_state)
+        seed = int(random.randint(2**20))
+        with torch.no_grad():
+            atlas = Atlas.of(self._metric(), codes, self.graph, self.solver)
+            means = first_means(atlas, codes, self.n_components, random)
+            groups = [codes[chosen > 0] for chosen in nearest(atlas, codes, means).unbind(1)]
+            problem = Problem(
+                atlas, codes, importance_sample(atlas.metric, groups, self.num_points, seed), self.reg_covar
+            )
+            found = fit(problem, means, tol=self.tol, max_iter=self.max_iter, verbose=self.verbose)
+            self._atlas = atlas
+            self._finish(
+                problem, found, importance_sample(atlas.metric, groups, _FINAL * self.num_points, seed + _FRESH), X
+            )
+        _warn(found, self.max_iter)
+        return self
+
+    def score_samples(self, X: Array, *, lebesgue: bool = False) -> Any:
+        r"""Log-densities ``(n,)``, with respect to the Riemannian volume; with ``lebesgue=True`` to dz, :math:`\tfrac12 \log\det M` more."""
+        z = self._codes(X)
+        with torch.no_grad():
+            value = self._log_joint(z.double()).logsumexp(1)
+            if lebesgue:
+                value = value + log_volume(self._metric(), z.double())
+        return like(value.to(z.dtype), X)
+
+    def score(self, X: Array, y: Any = None) -> float:
+        """The mean of `score_samples`."""
+        return float(self.score_samples(X).mean())
+
+    def predict_proba(self, X: Array) -> Any:
+        """Responsibilities ``(n, K)`` of the components."""
+        z = self._codes(X)
+        with torch.no_grad():
+            return like(self._log_joint(z.double()).softmax(1).to(z.dtype), X)
+
+    def predict(self, X: Array) -> Any:
+        """The component with the largest responsibility, ``(n,)``."""
+        return self.predict_proba(X).argmax(1)
+
+    def sample(self, n_samples: int = 1) -> tuple[Any, Any]:
+        """Codes ``(n, d)`` from the density, by rejection, and the components ``(n,)`` they belong to."""
+        check_is_fitted(self)
+        if n_samples < 1:
+            raise ValueError(f"n_samples is {n_samples}; ask for at least one.")
+        source = generator(self.random_state, torch.empty(0))
+        z, joint = self._rejected(n_samples, source)
+        label = torch.multinomial(joint.softmax(1), 1, generator=source)[:, 0]
+        return like(z, self.means_), like(label, self.means_)
+
+    def _finish(self, problem: Problem, found: Fit, sample: Sample, X: Array) -> None:
+        """Sets the attributes; the normalisation constants are computed once more, with more points than the fit has seen."""
+        weight, terms, totals = sample.log_weight + sample.log_volume, [], []
+        for c in found.components:
+            cloud = Cloud(problem.atlas.log(c.mean, sample.z)[0], weight)
+            totals.append(cloud.log_normalizer(c.precision))
+            terms.append(cloud.log_terms(c.precision) - totals[-1][0])
+        mass = (torch.stack(terms, 1).exp() @ found.weights).clamp_min(0)
+        source = torch.Generator(device=mass.device).manual_seed(0)
+        chosen = torch.multinomial(mass, min(_NUM_KERNELS, int((mass > 0).sum())), generator=source)
+        precisions = torch.stack([c.precision for c in found.components])
+        self.weights_ = like(found.weights, X)
+        self.means_ = like(torch.stack([c.mean for c in found.components]), X)
+        self.precisions_, self.covariances_ = like(precisions, X), like(torch.linalg.inv(precisions), X)
+        self.log_normalizers_ = like(torch.stack([total for total, _ in totals]), X)
+        self.log_normalizer_se_ = like(torch.stack([error for _, error in totals]), X)
+        self.points_ = like(sample.z[chosen], X)
+        self.lower_bound_, self.n_iter_, self.converged_ = found.bounds[-1], len(found.bounds) - 1, found.converged
+
+    def _log_joint(self, z: Tensor) -> Tensor:
+        """log w_k p_k(z), of shape ``(n, K)``."""
+        means, precisions, totals, weights = (
+            torch.as_tensor(a).to(z) for a in (self.means_, self.precisions_, self.log_normalizers_, self.weights_)
+        )
+        if not hasattr(self, "_atlas"):
+            self._atlas = Atlas.of(self._metric(), torch.as_tensor(self.points_).to(z), self.graph, self.solver)
+        rows = zip(means, precisions, totals, strict=True)
+        joint = [-0.5 * quadratic(self._atlas.log(m, z)[0], p) - c for m, p, c in rows]
+        return torch.stack(joint, 1) + weights.log()
+
+    def _rejected(self, n: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Codes and their joint log-densities, by rejection from kernels at `points_`; the bound rises as in `sample_uniform`."""
+        proposal = Proposal.fit(torch.as_tensor(self.points_))
+        kept = torch.empty(0, proposal.centers.shape[1] + self.n_components + 1).to(proposal.centers)
+        peak, d = -torch.inf, proposal.centers.shape[1]
+        while len(kept) < n:
+            z = proposal.draw(max(64, 2 * n), int(torch.randint(2**20, (1,), generator=source)))
+            joint = self._log_joint(z)
+            ratio = joint.logsumexp(1) + log_volume(self._metric(), z) - proposal.log_density(z)
+            level = ratio - torch.rand(len(z), dtype=z.dtype, generator=source).log().to(z.device)
+            kept, peak = torch.cat([kept, torch.cat([z, joint, level[:, None]], 1)]), max(peak, float(ratio.max()))
+            kept = kept[kept[:, -1] > peak]
+        return kept[:n, :d], kept[:n, d:-1]
+
+
+def _warn(found: Fit, max_iter: int) -> None:
+    if not found.converged:
+        warnings.warn(
+            f"The likelihood was still rising after {max_iter} steps. Raise max_iter, or tol.",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    failed = [float((~c.converged[: len(c.v)]).double().mean()) for c in found.components]
+    if max(failed) > _TOO_MANY_FAILED:
+        warnings.warn(
+            f"{max(failed):.0%} of the shortest paths from a mean to the codes did not converge, so the density is rough. Give a "
+            "finer graph=pullback.Lattice.fit(metric, codes) or solver=pullback.GaussNewton(), or smooth the decoder's extrapolation.",
+            ConvergenceWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,254 @@
+"""The locally adaptive normal distribution: Gaussian in flat space, normalised in curved ones, by two independent routes."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.stats import kstest
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch.distributions import MultivariateNormal, Normal
+from torch.nn.functional import softplus
+
+import pullback as pb
+from problems import PROBLEMS, sphere
+from pullback._statistics.charts import Atlas
+from pullback._statistics.exponential_cloud import log_normalizer
+from pullback._statistics.land import LAND
+from pullback._statistics.normalisation import Cloud, best_precision, importance_sample
+from pullback._statistics.paths import Flat
+from pullback.experiments import toy
+
+DOUBLE = torch.float64
+HALF_PLANE = next(p for p in PROBLEMS if p.name == "hyperbolic plane (Laplace)")
+
+
+def source(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def gaussian_codes(n: int = 300, d: int = 2, seed: int = 0) -> torch.Tensor:
+    mix = torch.randn(d, d, dtype=DOUBLE, generator=source(seed + 1)) + torch.eye(d, dtype=DOUBLE)
+    return torch.randn(n, d, dtype=DOUBLE, generator=source(seed)) @ mix + 1
+
+
+def moments(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return codes.mean(0), torch.cov(codes.mT, correction=0).reshape(codes.shape[1], codes.shape[1])
+
+
+def polar_constant(gamma: float, area, limit: float) -> float:
+    """C of an isotropic density on a surface with rotational symmetry: ∫ exp(-γ r²/2) area(r) dr."""
+    return quad(lambda r: np.exp(-0.5 * gamma * r**2) * area(r), 0, limit)[0]
+
+
+class TestFlatSpace:
+    @pytest.mark.parametrize("d", [1, 2, 5])
+    def test_is_the_gaussian_of_greatest_likelihood(self, d):
+        codes = gaussian_codes(d=d)
+        mean, covariance = moments(codes)
+        model = LAND(random_state=0, num_points=1024 * d).fit(codes)
+        assert model.converged_
+        assert (model.means_[0] - mean).abs().max() < 1e-3
+        torch.testing.assert_close(model.covariances_[0], covariance, rtol=0.02, atol=1e-3)
+        expected = MultivariateNormal(mean, covariance).log_prob(codes)
+        torch.testing.assert_close(model.score_samples(codes), expected, rtol=0, atol=0.02)
+
+    def test_two_planted_components_are_recovered(self):
+        codes = torch.cat([0.3 * gaussian_codes(200), gaussian_codes(100, seed=5) + 8.0])
+        model = LAND(n_components=2, random_state=0).fit(codes)
+        order = model.weights_.argsort(descending=True)
+        torch.testing.assert_close(model.weights_[order], torch.tensor([2 / 3, 1 / 3], dtype=DOUBLE), atol=0.02, rtol=0)
+        for k, part in zip(order.tolist(), (codes[:200], codes[200:]), strict=True):
+            mean, covariance = moments(part)
+            torch.testing.assert_close(model.means_[k], mean, atol=0.05, rtol=0)
+            torch.testing.assert_close(model.covariances_[k], covariance, rtol=0.1, atol=0.02)
+        labels = model.predict(codes)
+        assert (labels[:200] == order[0]).all()
+        assert (labels[200:] == order[1]).all()
+
+    def test_a_linear_decoder_changes_nothing_but_the_units(self):
+        """The density with respect to dz does not depend on a constant metric, found through paths and graph as it is."""
+        codes = gaussian_codes(80)
+        matrix = torch.tensor([[2.0, 0.3], [0.0, 0.5], [1.0, 1.0]], dtype=DOUBLE)
+        metric = pb.FisherRaoMetric(lambda z: Normal(z @ matrix.mT, 1.0))
+        settings = {"random_state": 0, "num_points": 256, "tol": 1e-7, "solver": pb.GaussNewton()}
+        flat, linear = (LAND(m, **settings).fit(codes) for m in (None, metric))
+        torch.testing.assert_close(linear.means_, flat.means_, atol=1e-3, rtol=0)
+        torch.testing.assert_close(linear.precisions_, flat.precisions_, rtol=0.02, atol=1e-3)
+        torch.testing.assert_close(
+            linear.score_samples(codes, lebesgue=True), flat.score_samples(codes), atol=0.02, rtol=0
+        )
+
+    def test_samples_have_the_moments_of_the_density(self):
+        model = LAND(random_state=0).fit(gaussian_codes())
+        z, label = model.sample(4000)
+        white = (z - model.means_[0]) @ torch.linalg.cholesky(model.precisions_[0])
+        assert (label == 0).all()
+        for x in white.mT:
+            assert kstest(x.numpy(), "norm").pvalue > 1e-3
+
+    def test_samples_come_from_all_components(self):
+        codes = torch.cat([gaussian_codes(100), gaussian_codes(300) + 20.0])
+        model = LAND(n_components=2, random_state=1).fit(codes)
+        z, label = model.sample(1000)
+        assert (model.predict(z) == label).double().mean() > 0.99
+        share = torch.bincount(label, minlength=2) / 1000
+        torch.testing.assert_close(share.to(DOUBLE), model.weights_, atol=0.06, rtol=0)
+
+
+class TestNormalisation:
+    """On surfaces of constant curvature, C of an isotropic density is an integral over the radius."""
+
+    def test_hyperbolic_plane(self):
+        mean, gamma = torch.tensor([0.0, 1.0], dtype=DOUBLE), 4.0
+        exact = np.log(2 * np.pi * polar_constant(gamma, np.sinh, 10))
+        precision = gamma * HALF_PLANE.metric.tensor(mean)
+        by_exponential = log_normalizer(HALF_PLANE.metric, mean, precision, num_samples=256, generator=source())
+        assert by_exponential.beyond == 0
+        assert by_exponential.standard_error < 0.05
+        assert abs(by_exponential.value - exact) < 4 * by_exponential.standard_error
+
+    def test_importance_sampling_on_the_hyperbolic_plane(self):
+        mean, gamma = torch.tensor([0.0, 1.0], dtype=DOUBLE), 4.0
+        exact = np.log(2 * np.pi * polar_constant(gamma, np.sinh, 10))
+        noise = 0.5 * torch.randn(200, 2, dtype=DOUBLE, generator=source())
+        codes = torch.stack([noise[:, 0], noise[:, 1].exp()], -1)
+        sample = importance_sample(HALF_PLANE.metric, [codes], 1024, 0)
+        known = (sample.log_volume > -torch.inf) & (sample.z[:, 1] > 0)
+        r = torch.full_like(sample.log_volume, 100.0)
+        r[known] = HALF_PLANE.distance(mean.expand(int(known.sum()), 2), sample.z[known])
+        cloud = Cloud(r[:, None], sample.log_weight + sample.log_volume)
+        value, error = cloud.log_normalizer(torch.tensor([[gamma]], dtype=DOUBLE))
+        assert error < 0.05
+        assert abs(value - exact) < 4 * error
+
+    def test_the_sphere_is_not_counted_twice(self):
+        """A wide density on the sphere: tangents longer than π lie beyond the cut locus, where Exp covers the sphere again."""
+        mean, gamma = torch.tensor([0.1, 0.2], dtype=DOUBLE), 0.4
+        exact = np.log(2 * np.pi * polar_constant(gamma, np.sin, np.pi))
+        metric = sphere(2).metric
+        found = log_normalizer(metric, mean, gamma * metric.tensor(mean), num_samples=128, generator=source())
+        assert found.beyond > 0.02
+        assert abs(found.value - exact) < 4 * found.standard_error
+
+    def test_paths_agree_with_closed_form_distances(self):
+        problem = sphere(2)
+        z, mean = problem.points(100), torch.tensor([0.2, -0.1], dtype=DOUBLE)
+        v, converged = Atlas(problem.metric, None, None).log(mean, z)
+        assert converged.all()
+        length = (v @ problem.metric.tensor(mean) * v).sum(-1).sqrt()
+        torch.testing.assert_close(length, problem.distance(mean.expand_as(z), z), rtol=3e-3, atol=0)
+
+    def test_the_best_precision_matches_second_moments(self):
+        """The density of greatest likelihood has the second moment of the data; also where space ends, in a box."""
+        v = 4 * torch.rand(4000, 2, dtype=DOUBLE, generator=source()) - 2
+        cloud = Cloud(v, torch.zeros(4000, dtype=DOUBLE))
+        moment = torch.tensor([[0.6, 0.2], [0.2, 0.4]], dtype=DOUBLE)
+        p = cloud.log_terms(best_precision(cloud, moment)).softmax(0)
+        torch.testing.assert_close(v.mT @ (p[:, None] * v), moment, rtol=1e-4, atol=1e-5)
+
+    def test_precisions_stay_positive_when_the_data_fill_the_box(self):
+        v = 2 * torch.rand(4000, 2, dtype=DOUBLE, generator=source()) - 1
+        precision = best_precision(Cloud(v, torch.zeros(4000, dtype=DOUBLE)), 0.5 * torch.eye(2, dtype=DOUBLE))
+        assert (torch.linalg.eigvalsh(precision) > 0).all()
+
+    def test_calibrated_weights_integrate_the_gaussian_of_the_codes(self):
+        codes = gaussian_codes()
+        sample = importance_sample(Flat(), [codes], 256, 3)
+        mean, covariance = moments(codes)
+        p = (MultivariateNormal(mean, covariance).log_prob(sample.z) + sample.log_weight).exp()
+        torch.testing.assert_close(p.sum(), torch.tensor(1.0, dtype=DOUBLE), rtol=1e-5, atol=0)
+        torch.testing.assert_close(p @ sample.z, mean, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def curved():
+    """A LAND on a metric that is a paraboloid, whose geodesics bend but are unique."""
+    metric = pb.EuclideanMetric(lambda z: Normal(torch.cat([z, z.square().sum(-1, keepdim=True)], -1), 1.0))
+    angle = torch.rand(120, dtype=DOUBLE, generator=source()) * 2 - 1
+    codes = torch.stack([1.2 * angle, 0.8 * angle**2], -1)
+    codes = codes + 0.15 * torch.randn(120, 2, dtype=DOUBLE, generator=source(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return metric, codes, LAND(metric, random_state=0, num_points=1024, max_iter=12).fit(codes)
+
+
+class TestCurvedSpace:
+    def test_integrates_to_one_on_a_grid(self, curved):
+        _, codes, model = curved
+        low, high = codes.amin(0) - 0.8, codes.amax(0) + 0.8
+        x, y = (torch.linspace(a, b, 28, dtype=DOUBLE) for a, b in zip(low.tolist(), high.tolist(), strict=True))
+        grid = torch.cartesian_prod(x, y)
+        total = model.score_samples(grid, lebesgue=True).exp().sum() * (x[1] - x[0]) * (y[1] - y[0])
+        assert abs(total - 1) < 0.02
+        assert model.log_normalizer_se_.max() < 0.02
+
+    def test_two_routes_to_the_constant(self, curved):
+        metric, _, model = curved
+        found = log_normalizer(metric, model.means_[0], model.precisions_[0], num_samples=512, generator=source())
+        error = (found.standard_error**2 + model.log_normalizer_se_[0] ** 2) ** 0.5
+        assert error < 0.05
+        assert abs(found.value - model.log_normalizers_[0]) < 4 * error
+
+    def test_no_neighbouring_mean_is_better(self, curved):
+        """The likelihood of the codes falls when the mean is moved by a fifth of a standard deviation, whatever the way."""
+        from pullback._statistics.land_fit import Problem, seen_from
+
+        metric, codes, model = curved
+        problem = Problem(Atlas.of(metric, codes), codes, importance_sample(metric, [codes], 256, 7), 1e-6)
+        r = torch.full((len(codes),), 1 / len(codes), dtype=DOUBLE)
+        here = seen_from(problem, model.means_[0], r).cost(r)
+        axes = 0.2 * torch.linalg.cholesky(model.covariances_[0]).mT
+        for step in torch.cat([axes, -axes]):
+            assert seen_from(problem, model.means_[0] + step, r).cost(r) > here - 2e-3
+
+    def test_saving_keeps_the_density(self, curved, tmp_path):
+        metric, codes, model = curved
+        model.save(tmp_path / "land.safetensors")
+        again = LAND.load(tmp_path / "land.safetensors", metric=metric, graph=None, solver=None)
+        torch.testing.assert_close(again.score_samples(codes[:9]), model.score_samples(codes[:9]), atol=1e-2, rtol=0)
+
+    def test_clone_and_parameters(self, curved):
+        metric, _, model = curved
+        copy = clone(model)
+        assert copy.metric == metric
+        assert copy.get_params()["max_iter"] == 12
+        assert not hasattr(copy, "means_")
+
+
+def test_beats_a_gaussian_on_the_ring():
+    """Held-out codes of the toy's ring, under a decoder that is sure where it has data. Base measure: the Riemannian volume."""
+    family = toy.Family("Normal", (3, 3), lambda f: Normal(10 * f[0], 0.1 * softplus(f[1])), seed=1, beta=0.0)
+    codes = toy.circle()
+    decoder = pb.Reweighted(toy.LinearDecoder(family).requires_grad_(False), pb.Support.fit(codes[:350]), beta=-1.0)
+    metric, train, test = pb.FisherRaoMetric(decoder), codes[:120], codes[440:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = LAND(metric, random_state=0, num_points=128, max_iter=2, tol=0.05).fit(train)
+    gaussian = GaussianMixture(1).fit(train.numpy()).score(test.numpy()) - float(metric.log_volume(test).mean())
+    assert model.score(test) > gaussian + 3 * float(model.log_normalizer_se_.max())
+
+
+@parametrize_with_checks([LAND(random_state=0, num_points=64)])
+def test_follows_scikit_learn(estimator, check):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        check(estimator)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: LAND(n_components=9).fit(gaussian_codes(5)), "from 1 to that many"),
+        (lambda: LAND().fit(gaussian_codes(50)).sample(0), "at least one"),
+    ],
+)
+def test_errors_name_the_fix(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
