@@ -18,9 +18,11 @@ from torch.nn.functional import softplus
 
 import pullback as pb
 from problems import PROBLEMS, sphere
+from pullback._statistics import land_fit
 from pullback._statistics.charts import Atlas
 from pullback._statistics.exponential_cloud import log_normalizer
 from pullback._statistics.land import LAND
+from pullback._statistics.land_fit import Problem
 from pullback._statistics.normalisation import Cloud, best_precision, importance_sample
 from pullback._statistics.paths import Flat
 from pullback.experiments import toy
@@ -198,15 +200,16 @@ class TestCurvedSpace:
 
     def test_no_neighbouring_mean_is_better(self, curved):
         """The likelihood of the codes falls when the mean is moved by a fifth of a standard deviation, whatever the way."""
-        from pullback._statistics.land_fit import Problem, seen_from
-
-        metric, codes, model = curved
-        problem = Problem(Atlas.of(metric, codes), codes, importance_sample(metric, [codes], 256, 7), 1e-6)
-        r = torch.full((len(codes),), 1 / len(codes), dtype=DOUBLE)
-        here = seen_from(problem, model.means_[0], r).cost(r)
-        axes = 0.2 * torch.linalg.cholesky(model.covariances_[0]).mT
+        metric, codes, _ = curved
+        atlas = Atlas.of(metric, codes, solver=pb.GaussNewton())  # precise: differences of 1e-3 are judged
+        problem = Problem(atlas, codes, importance_sample(metric, [codes], 1024, 7), 1e-6)
+        found = land_fit.fit(problem, codes[:1], tol=1e-4, max_iter=30, verbose=False)
+        assert found.converged
+        assert found.bounds == sorted(found.bounds)
+        (best,), r = found.components, torch.full((len(codes),), 1 / len(codes), dtype=DOUBLE)
+        axes = 0.2 * torch.linalg.inv(torch.linalg.cholesky(best.precision))
         for step in torch.cat([axes, -axes]):
-            assert seen_from(problem, model.means_[0] + step, r).cost(r) > here - 2e-3
+            assert land_fit.seen_from(problem, best.mean + step, r).cost(r) > best.cost(r) - 1e-3
 
     def test_saving_keeps_the_density(self, curved, tmp_path):
         metric, codes, model = curved

@@ -9,8 +9,8 @@ For a given mean the best precision is found at once (`best_precision`), so the 
 that of Arvanitidis et al. (2016), the mean logarithm of the data less that of the density,
 :math:`\sum_n r_n \mathrm{Log}_\mu(x_n) - \mathbb{E}_{\mu,\Gamma}[\mathrm{Log}_\mu(z)]`, which takes :math:`D_\mu \mathrm{Log}_\mu = -1`: a whole step is Newton's
 where space is flat. Elsewhere it vanishes near the minimum, not at it. So when it helps no more, :math:`D_\mu \mathrm{Log}_\mu` is found by
-differences, from d more charts, and the steps become Gauss-Newton steps. All are taken along geodesics, judged by
-:math:`\phi` itself, and shortened where that did not fall.
+differences, from the logarithms at d more points, and the steps become those of a quasi-Newton method. All are taken along
+geodesics, judged by :math:`\phi` itself, and shortened where that did not fall.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ class Problem:
     sample: Sample
     reg_covar: float
 
+    def contains(self, z: Tensor) -> bool:
+        """Whether a point lies where the sample does."""
+        return bool(((z >= self.sample.z.amin(0)) & (z <= self.sample.z.amax(0))).all())
+
 
 @dataclass(frozen=True, eq=False)
 class Component:
@@ -76,12 +80,30 @@ class Fit:
     converged: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Slope:
+    """The gradient of the cost at a mean, and an estimate of the inverse of its second derivative; `seen` when that was measured."""
+
+    mean: Tensor
+    gradient: Tensor
+    inverse: Tensor
+    seen: bool = False
+
+    @property
+    def promise(self) -> float:
+        """What a whole step is expected to gain."""
+        return 0.5 * float(self.gradient @ self.inverse @ self.gradient)
+
+
+@dataclass(frozen=True, eq=False)
 class Pace:
-    """How a component moves: the share of the step that is tried next, whether derivatives are exact, whether it is at rest."""
+    """How a component moves: the share of the step that is tried next, the last exact slope (None before there is one), whether
+    that is still the slope at the mean, because the last attempt failed, and whether the component is at rest."""
 
     step: float = 1.0
     exact: bool = False
+    slope: Slope | None = None
+    failed: bool = False
     rests: bool = False
 
 
@@ -124,26 +146,34 @@ def _with_precision(component: Component, problem: Problem, r: Tensor) -> Compon
 def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol: float) -> tuple[Component, Pace]:
     """The component after one attempted step, and how to go on."""
     component = _with_precision(component, problem, r)
-    direction = (_gauss_newton if pace.exact else _steepest)(problem, component, r)
+    slope, direction = pace.slope, _steepest(component, r)
+    if pace.exact and not isinstance(problem.atlas.metric, Flat):
+        slope = slope if slope is not None and pace.failed else _slope(problem, component, r, slope)
+        if slope.seen and slope.promise < tol:
+            return component, Pace(exact=True, slope=slope, failed=True, rests=True)
+        direction = -slope.inverse @ slope.gradient
     size = float(quadratic(direction, component.precision).sqrt())
-    direction = direction * min(1.0, _MAX_STEP / max(size, 1e-12))
-    moved = seen_from(problem, problem.atlas.exp(component.mean, pace.step * direction), r)
-    gain = component.cost(r) - moved.cost(r)
-    if gain > 0:
-        return moved, Pace(min(1.0, 2 * pace.step), pace.exact or gain < 10 * tol, pace.exact and gain < tol)
+    mean = problem.atlas.exp(component.mean, pace.step * min(1.0, _MAX_STEP / max(size, 1e-12)) * direction)
+    moved = seen_from(problem, mean, r) if problem.contains(mean) else None
+    gain = -torch.inf if moved is None else component.cost(r) - moved.cost(r)
+    if moved is not None and gain > 0:
+        flat = isinstance(problem.atlas.metric, Flat)
+        return moved, Pace(min(1.0, 2 * pace.step), pace.exact or gain < 10 * tol, slope, rests=flat and gain < tol)
     if not pace.exact:
         return component, Pace(exact=True)
-    return component, Pace(max(_MIN_STEP, pace.step / 4), True, pace.step / 4 < _MIN_STEP)
+    small = pace.step / 4 < _MIN_STEP
+    return component, Pace(1.0 if small else pace.step / 4, True, slope, failed=not small, rests=small)
 
 
-def _steepest(problem: Problem, component: Component, r: Tensor) -> Tensor:
+def _steepest(component: Component, r: Tensor) -> Tensor:
     return r @ component.v - component.cloud.mean(component.precision)
 
 
-def _gauss_newton(problem: Problem, component: Component, r: Tensor) -> Tensor:
-    """The Gauss-Newton step, with derivatives of the logarithms by differences along the axes of the covariance."""
-    if isinstance(problem.atlas.metric, Flat):
-        return _steepest(problem, component, r)
+def _slope(problem: Problem, component: Component, r: Tensor, last: Slope | None) -> Slope:
+    """The gradient by differences of the logarithms along the axes of the covariance.
+
+    The inverse of the second derivative is that of Gauss and Newton at first, then corrected by each change of the gradient (BFGS).
+    """
     precision, v, n = component.precision, torch.cat([component.v, component.cloud.v]), len(component.v)
     axes = _DIFFERENCE * torch.linalg.cholesky(torch.linalg.inv(precision)).mT
     slopes = []
@@ -151,13 +181,24 @@ def _gauss_newton(problem: Problem, component: Component, r: Tensor) -> Tensor:
         change = problem.atlas.log(component.mean + axis, torch.cat([problem.codes, problem.sample.z]))[0] - v
         hops = quadratic(change, precision).sqrt() > _STEEPEST * _DIFFERENCE
         slopes.append(((v @ precision) * torch.where(hops[:, None], -axis, change)).sum(-1))
-    slopes = torch.stack(slopes, 1)
+    slopes = torch.linalg.solve(axes, torch.stack(slopes)).mT
     p = component.cloud.log_terms(precision).softmax(0)
     expected = p @ slopes[n:]
-    centred = slopes[n:] - expected
-    hessian = centred.mT @ (p[:, None] * centred)
-    hessian = hessian + 1e-3 * hessian.trace() * torch.eye(len(hessian)).to(hessian)
-    return -torch.linalg.solve(hessian, r @ slopes[:n] - expected) @ axes
+    gradient, centred = r @ slopes[:n] - expected, slopes[n:] - expected
+    if last is not None and not torch.equal(last.mean, component.mean):
+        return _corrected(last, component.mean, gradient)
+    hessian = centred.mT @ (p[:, None] * centred) + 1e-3 * precision
+    return Slope(component.mean, gradient, torch.linalg.inv(hessian))
+
+
+def _corrected(last: Slope, mean: Tensor, gradient: Tensor) -> Slope:
+    """The slope at another mean; where the cost bends down between both, longer steps are tried."""
+    s, y = mean - last.mean, gradient - last.gradient
+    bend = float(s @ y)
+    if bend <= 1e-3 * float(s @ torch.linalg.solve(last.inverse, s)):
+        return Slope(mean, gradient, 4 * last.inverse, last.seen)
+    left = torch.eye(len(s)).to(s) - torch.outer(s, y) / bend
+    return Slope(mean, gradient, left @ last.inverse @ left.mT + torch.outer(s, s) / bend, True)
 
 
 def _share(r: Tensor) -> Tensor:

@@ -37,11 +37,11 @@ from pullback._metric.base import Metric
 NUM_REPLICATES = 8  # independent parts of a sample, whose scatter is the standard error
 _NEIGHBOURS = 16
 _MAX_KERNELS = 500
-_SHARES = (0.6, 0.25, 0.15)  # of the proposal: narrow kernels, wide ones, and one Gaussian over all
+_SHARES = (0.35, 0.2, 0.45)  # of the proposal: narrow kernels, wide ones, and one Gaussian over all
 _WIDE = (
     3.0  # standard deviations of the wide kernels over the narrow ones, which reaches into the walls around the data
 )
-_BROAD = 2.0  # standard deviations of the one Gaussian over those of the codes
+_BROAD = 1.6  # standard deviations of the one Gaussian over those of the codes
 _BARRIER = 1e-6  # keeps precisions positive definite where the data fill all of the cloud
 _MAX_NEWTON = 60
 _CHUNK = 4096
@@ -87,8 +87,8 @@ def quadratic(v: Tensor, precision: Tensor) -> Tensor:
 def importance_sample(metric: Metric, groups: list[Tensor], num: int, random_state: int) -> Sample:
     r"""Points from a density around groups of codes, by scrambled Sobol sequences, one for each replicate.
 
-    The density is a mixture: most of it Gaussian kernels at the codes, narrow and wide, each with the covariance of its
-    neighbours, the rest one broad Gaussian. The weights 1/q are then calibrated: for each group of codes, with :math:`g = N(m, \Sigma)` that has the moments
+    The density is a mixture: one half Gaussian kernels at the codes, narrow and wide, each with the covariance of its
+    neighbours, for densities that follow the data; the other half one broad Gaussian, for those that do not. The weights 1/q are then calibrated: for each group of codes, with :math:`g = N(m, \Sigma)` that has the moments
     of the group, the integrals of :math:`g, g z, g z z^\top` are made exact. That removes the noise a nearly Gaussian density would see.
     """
     codes = torch.cat(groups)
