@@ -108,7 +108,9 @@ def save_figure(figure: Figure, out: Path, name: str, *, caption: str = "", dpi:
     png, pdf = out / f"{name}.png", out / f"{name}.pdf"
     if caption:
         lines = textwrap.fill(caption, int(CAPTION_WIDTH * figure.get_figwidth()))
-        figure.text(0.5, -0.02, lines, ha="center", va="top", fontsize="small", color="0.3")
+        figure.draw_without_rendering()  # so that the layout is known
+        bottom = min(0.0, figure.get_tightbbox().y0 / figure.get_figheight())
+        figure.text(0.5, bottom - 0.02, lines, ha="center", va="top", fontsize="small", color="0.3")
     figure.savefig(png, dpi=dpi, bbox_inches="tight")
     figure.savefig(pdf, dpi=dpi, bbox_inches="tight", metadata={"CreationDate": None})
     plt.close(figure)
