@@ -153,7 +153,7 @@ def stationary(discrete: DiscreteEnergy, nodes: Tensor, *, num_levels: int) -> l
 
     The nodes are right to 1e-6 and better, which is the relative error of the gradient; that of the energy is its square.
     """
-    minimizer = Minimizer(rtol=1e-12, max_steps=20, exact_above=0.0)
+    minimizer = Minimizer(rtol=1e-12, max_steps=20, exact_below=1e-2, exact_above=0.0)
     damping = torch.full_like(nodes[:, 0, 0], 1e-3)
     found = []
     with torch.no_grad(), unvalidated():

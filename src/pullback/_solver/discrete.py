@@ -92,6 +92,11 @@ class DiscreteEnergy:
         """``T Σ ds2``, shape ``(B,)``."""
         return total_energy(self.chords(nodes)[0])
 
+    def straight_energy(self, nodes: Tensor, substeps: int, pull: Tensor) -> Tensor:
+        """The energy that `expand_straight` expands; with one substep and no pull, that of `expand`."""
+        steps = nodes.diff(dim=1)
+        return self.energy(lerp_nodes(nodes, substeps)) + pull * steps.shape[1] * steps.square().sum((1, 2))
+
     def expand(self, nodes: Tensor, exact: Tensor) -> Expansion:
         """The Gauss-Newton expansion; the exact one for the curves where `exact` is true."""
         size = self._chunk_size(nodes, 3 * (2 + nodes.shape[-1]))

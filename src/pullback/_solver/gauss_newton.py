@@ -32,6 +32,8 @@ from pullback._typing import Float
 _SIGHT = 1.15  # a level is blind if finer chords see more than so many times the energy its own do
 _COARSE_STEPS = 15  # on all levels but the finest: a curve that takes longer is better off with more segments
 _FIRST_STEPS = 6  # on the coarsest level: what it does not finish the next one does, and the batch need not wait
+_FIRST_RTOL = 1e-3  # to which the coarsest level is solved
+_SHARE = 1e-2  # to which other levels are solved, as a share of the error of the last: each has a sixteenth of it
 _SUBSTEPS = 8  # chords a piece in the walled regime
 _WALLED_SEGMENTS = 64  # pieces on its first level
 _PULL = 1e-2  # Euclidean energy mixed in there, as a share of the energy of the path
@@ -45,6 +47,9 @@ class GaussNewton(Solver):
         rtol: relative error aimed at for the length; refinement goes on until the estimate of the error falls below it.
         accept: relative error at which a path still counts as converged where `rtol` is out of reach, because the decoder
             has kinks or sharp walls (rectified units, the nearest of several centres) and refinement no longer pays.
+        budget: numbers decoded for one curve and its derivatives on a level, beyond which an error of the root of `rtol`
+            is good enough: wide decoders are then not followed to the finest levels for digits nobody looks at. Raise it
+            for lengths to `rtol` whatever they cost.
         max_steps: steps of one curve on the finest level.
         min_segments: segments of the coarsest level; a power of two.
         max_segments: segments of the finest level, a power of two.
@@ -54,6 +59,7 @@ class GaussNewton(Solver):
 
     rtol: float = 1e-6
     accept: float = 1e-2
+    budget: int = 2**19
     max_steps: int = 50
     min_segments: int = 8
     max_segments: int = 1024
@@ -99,6 +105,9 @@ class GaussNewton(Solver):
         finite = torch.isfinite(paths.energy)
         paths.status[~finite] = Status.NOT_FINITE
         paths.status[~torch.isfinite(ends)] = Status.BAD_END_POINT
+        point = finite & (nodes[:, 0] == nodes[:, -1]).all(-1)  # the shortest way from a point to itself is to stay
+        _stay(paths, point)
+        finite = finite & ~point
 
         blind = energies[:-1] < paths.energy / _SIGHT
         skipped = blind.flip(0).cummax(0).values.sum(0)  # levels up to and including the last that is blind
@@ -116,19 +125,21 @@ class GaussNewton(Solver):
         level = paths.nodes.shape[1] - 1
         last = 2 * level > self.max_segments
         first = level == self.min_segments and not last  # its minimum is only compared with
-        max_steps = _FIRST_STEPS if first else self._max_steps(last)
-        minimizer = Minimizer(rtol=30 * self.rtol if first else self.rtol, max_steps=max_steps)
-        descent = minimizer.run(discrete, paths.nodes, paths.damping)
+        max_steps = _FIRST_STEPS if first else self._max_steps(level, last)
+        aim = self._aim(discrete, paths.nodes)
+        enough = (_SHARE * paths.error).nan_to_num(_FIRST_RTOL).clamp(max(self.rtol, 0.1 * aim), _FIRST_RTOL)
+        descent = Minimizer(self.rtol, max_steps).run(discrete, paths.nodes, paths.damping, rtol=enough)
         found = measure(discrete, descent.nodes)
         blind = found.energy > _SIGHT * descent.energy
         worse = blind | ~(found.energy <= paths.energy * (1 + 1e-4 + found.error))
         new = _chosen(paths, descent, found, worse, order=4)
-        done = self._judge(new, paths, descent, worse, last)
-        given_up = paths.returned & (worse | (descent.status == Status.MAX_STEPS))
+        done = self._judge(new, paths, descent, worse, aim, last)
+        creeps = (descent.status == Status.MAX_STEPS) & (found.energy > 0.99 * paths.energy)
+        given_up = paths.returned & (worse | creeps)
         new.error = torch.where(given_up, paths.error, new.error)
         new.status = torch.where(given_up, paths.status, new.status)
         done |= given_up
-        walled = blind & (level >= _WALLED_SEGMENTS // 2)
+        walled = blind & (level >= self._blind_segments(discrete, paths.nodes)) & ~paths.returned
         groups = {}
         for key, chosen in (((True, _WALLED_SEGMENTS), walled & ~done), ((False, 2 * level), ~walled & ~done)):
             groups[key] = take(new, chosen)
@@ -140,52 +151,67 @@ class GaussNewton(Solver):
         """The same with straight pieces, each measured in many chords; then back to smooth levels, if they can see now."""
         level = paths.nodes.shape[1] - 1
         last = 4 * level > self.max_segments
-        minimizer = Minimizer(rtol=self.accept / 30, max_steps=self._max_steps(last), substeps=_SUBSTEPS)
+        minimizer = Minimizer(self.accept / 30, self._max_steps(8 * level, last), substeps=_SUBSTEPS)
         span = paths.nodes.diff(dim=1).norm(dim=-1).sum(-1)
         pull = _PULL * paths.energy / span.square().clamp_min(torch.finfo(span.dtype).tiny)
-        descent = minimizer.run(discrete, paths.nodes, paths.damping, pull)
+        descent = minimizer.run(discrete, paths.nodes, paths.damping, pull=pull)
         found = measure_straight(discrete, descent.nodes, 2 * _SUBSTEPS)
         kept = measure_straight(discrete, paths.best, max(2, 2 * _SUBSTEPS * level // (paths.best.shape[1] - 1)))
         paths = replace(paths, energy=kept.energy, length=kept.length)
         worse = ~(found.energy <= paths.energy * (1 + 1e-4))
         new = _chosen(paths, descent, found, worse, order=2)
-        done = self._judge(new, paths, descent, worse & False, last)
+        done = self._judge(new, paths, descent, worse & False, self._aim(discrete, paths.nodes), last)
         rest, back = take(new, ~done), take(new, done)
         rest.nodes, back.nodes = resample(rest, 2 * level), resample(back, _WALLED_SEGMENTS)
         back.returned = torch.ones_like(back.returned)
         groups = {(True, 2 * level): rest}
         return take(back, back.returned & False), groups | {(False, _WALLED_SEGMENTS): back}
 
-    def _max_steps(self, last: bool) -> int:
-        return self.max_steps if last else min(_COARSE_STEPS, self.max_steps)
+    def _max_steps(self, level: int, last: bool) -> int:
+        return self.max_steps if last else min(max(_COARSE_STEPS, 1280 // level), self.max_steps)
 
-    def _judge(self, new: Paths, old: Paths, descent: Descent, discarded: Tensor, last: bool) -> Tensor:
+    def _blind_segments(self, discrete: DiscreteEnergy, nodes: Tensor) -> int:
+        """Segments from which a blind level means a wall. Where straight pieces in many chords cost too much, see more first."""
+        cost = _SUBSTEPS * _WALLED_SEGMENTS * discrete.num_features * (1 + nodes.shape[2])
+        return _WALLED_SEGMENTS if cost <= self.budget else 4 * _WALLED_SEGMENTS
+
+    def _aim(self, discrete: DiscreteEnergy, nodes: Tensor) -> float:
+        """The error at which refinement ends: `rtol`, or more where the next level would decode too many numbers."""
+        cost = 2 * nodes.shape[1] * discrete.num_features * (1 + nodes.shape[2]) / self.budget
+        return max(self.rtol, min(self.rtol**0.5 * cost, self.accept)) if cost > 1 else self.rtol
+
+    def _judge(self, new: Paths, old: Paths, descent: Descent, discarded: Tensor, aim: float, last: bool) -> Tensor:
         """Which curves are finished; writes the status of each as if it were."""
         border = descent.status == Status.NOT_FINITE
         still = (descent.status == Status.CONVERGED) | (descent.status == Status.STALLED) | border
-        slow = (new.error <= self.accept) & (new.error > old.error / 3)
+        slow = (new.error <= self.accept) & (new.error > old.error / 3) & (descent.nodes.shape[1] > _WALLED_SEGMENTS)
         known = (new.error <= self.accept) & ~border
         new.status = torch.where(
             known, Status.CONVERGED, torch.where(still & ~border, Status.UNRESOLVED, descent.status)
         )
-        return (~discarded & still & ((new.error <= self.rtol) | slow)) | last
+        return (~discarded & ((new.error <= aim) | (still & slow))) | last
+
+
+def _stay(paths: Paths, point: Tensor) -> None:
+    """Makes some of the paths points, with nothing left to solve."""
+    paths.best[point] = paths.best[point, :1]
+    for values in (paths.energy, paths.length, paths.error):
+        values[point] = 0
+    paths.status[point] = Status.CONVERGED
 
 
 def _chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, order: int) -> Paths:
     """The path a level found, or the one it started from where that is better."""
-    scale = paths.energy.clamp_min(torch.finfo(found.energy.dtype).tiny)
-    change = (found.energy - paths.energy).abs() / scale
-    change = torch.where(
-        worse, change, change / (2**order - 1)
-    )  # what the finer of two levels lacks of their difference
-    # alone, a level is judged by what refinement adds: nodes that are off by h² cost h⁴ (thirty times that covers all we met)
-    alone = 30 * ((found.energy - descent.energy) / scale).square() if order == 4 else torch.inf
-    change = torch.where(paths.error.isnan(), alone, change.nan_to_num(torch.inf))
-    left = torch.where(descent.status == Status.MAX_STEPS, 10 * descent.predicted / scale, 0.0)
     smooth = torch.full_like(worse, order == 4)
     level = descent.nodes.shape[1] - 1
     width = max(paths.best.shape[1] - 1, level)
     new = replace(paths, nodes=descent.nodes, best=descent.nodes, smooth=smooth)
+    scale = paths.energy.clamp_min(torch.finfo(found.energy.dtype).tiny)
+    change = (found.energy - paths.energy).abs() / scale
+    share = torch.where(worse, 1.0, 1 / (2**order - 1))  # what the finer of two levels lacks of their difference
+    # alone, a level is judged by what refinement adds: nodes that are off by h² cost h⁴ (thirty times that covers all we met)
+    alone = 30 * ((found.energy - descent.energy) / scale).square() if order == 4 else torch.inf
+    change = torch.where(paths.error.isnan(), alone, (share * change).nan_to_num(torch.inf))
     return Paths(
         index=paths.index,
         nodes=descent.nodes,
@@ -194,7 +220,7 @@ def _chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, o
         damping=descent.damping,
         energy=torch.where(worse, paths.energy, found.energy),
         length=torch.where(worse, paths.length, found.length),
-        error=0.5 * (found.error + change + left),  # of the length, half that of the energy
+        error=0.5 * (found.error + change + descent.left / scale),  # of the length, half that of the energy
         status=descent.status,
         strict=descent.exact & ~worse,
         num_steps=descent.num_steps,

@@ -54,19 +54,23 @@ class Paths:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Energy and length of paths, independent of their nodes up to `error`, relative to the energy."""
+    """Energy and length of paths, independent of their nodes up to `error`, relative to the energy.
+
+    `regular` says that the energy converges as the path is cut finer, as it does unless a wall stands in its way.
+    """
 
     energy: Tensor
     length: Tensor
     error: Tensor
+    regular: Tensor
 
 
 def measure(discrete: DiscreteEnergy, nodes: Tensor) -> Measurement:
     """Measures the splines through ``nodes`` of T segments on 4T segments, by Romberg extrapolation."""
     chords = discrete.chords(refine(nodes, 4), 4)
-    energy, error = romberg(*map(total_energy, chords))
-    length, _ = romberg(*(c.clamp_min(0).sqrt().sum(-1) for c in chords))
-    return Measurement(energy, length, _relative(error, energy))
+    energy, error, regular = romberg(*map(total_energy, chords))
+    length = romberg(*(c.clamp_min(0).sqrt().sum(-1) for c in chords))[0]
+    return Measurement(energy, length, _relative(error, energy), regular)
 
 
 def measure_straight(discrete: DiscreteEnergy, nodes: Tensor, substeps: int) -> Measurement:
@@ -74,11 +78,12 @@ def measure_straight(discrete: DiscreteEnergy, nodes: Tensor, substeps: int) -> 
     coarse, fine = discrete.chords(lerp_nodes(nodes, substeps), 2)
     energy = total_energy(fine)
     length = fine.clamp_min(0).sqrt().sum(-1)
-    return Measurement(energy, length, _relative((energy - total_energy(coarse)).abs(), energy))
+    error = _relative((energy - total_energy(coarse)).abs(), energy)
+    return Measurement(energy, length, error, regular=error < 1e-2)
 
 
-def romberg(coarse: Tensor, middle: Tensor, fine: Tensor) -> tuple[Tensor, Tensor]:
-    """Two Richardson steps for values of order two at T, 2T, 4T, and an estimate of the error.
+def romberg(coarse: Tensor, middle: Tensor, fine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Two Richardson steps for values of order two at T, 2T, 4T, an estimate of the error, and whether they are regular.
 
     Where the differences do not fall by about four the values are not in the asymptotic range: the finest one is returned as
     it is, and the last difference as its error.
@@ -86,7 +91,7 @@ def romberg(coarse: Tensor, middle: Tensor, fine: Tensor) -> tuple[Tensor, Tenso
     first, second = middle + (middle - coarse) / 3, fine + (fine - middle) / 3
     regular = (fine - middle).abs() <= 0.35 * (middle - coarse).abs() + 1e-12 * fine.abs()
     value = torch.where(regular, second + (second - first) / 15, fine)
-    return value, torch.where(regular, (second - first).abs() / 15, (fine - middle).abs())
+    return value, torch.where(regular, (second - first).abs() / 15, (fine - middle).abs()), regular
 
 
 def refine(nodes: Tensor, factor: int) -> Tensor:

@@ -25,16 +25,18 @@ class Descent:
     energy: Tensor
     damping: Tensor
     pull: Tensor  # weight of the Euclidean energy
+    rtol: Tensor  # share of the energy that may be left to gain
     growth: Tensor  # factor by which the next rejection raises the damping
     predicted: Tensor  # decrease predicted for the last accepted step
+    left: Tensor  # estimate of the decrease still to come
     exact: Tensor  # whether the expansion holds the exact Hessian
-    barred: Tensor  # whether the exact Hessian was not positive definite here
+    barred: Tensor  # whether the exact Hessian here is not positive definite
     border: Tensor  # whether a step met a decoder that is not finite, and none has been taken freely since
     status: Tensor
     num_steps: Tensor
 
     @classmethod
-    def start(cls, nodes: Tensor, damping: Tensor, pull: Tensor) -> Descent:
+    def start(cls, nodes: Tensor, damping: Tensor, pull: Tensor, rtol: Tensor) -> Descent:
         batch = torch.arange(nodes.shape[0], device=nodes.device)
         off = torch.zeros_like(batch, dtype=torch.bool)
         full = torch.full_like
@@ -44,8 +46,10 @@ class Descent:
             energy=full(damping, torch.nan),
             damping=damping.clone(),
             pull=pull,
+            rtol=rtol,
             growth=full(damping, 4.0),
             predicted=full(damping, torch.inf),
+            left=full(damping, 0.0),
             exact=off,
             barred=off.clone(),
             border=off.clone(),
@@ -63,19 +67,28 @@ class Minimizer:
     costs a third), and as long as that Hessian is positive definite. The damping matrix D is the diagonal of H over
     T², so that λ = 1 balances the smoothest deformations of the curve at every resolution; a small multiple of its mean keeps
     directions the decoder ignores from running away. A curve has converged when the decrease still to come, estimated from
-    the last two predicted decreases, is below `rtol` of its energy; it then leaves the batch. With more than one of `substeps` the
+    the last two predicted decreases, is below its `rtol` of the energy; it then leaves the batch. With more than one of `substeps` the
     curves are straight pieces, each measured in so many chords, and `pull` times their Euclidean energy is added.
     """
 
     rtol: float
     max_steps: int
     substeps: int = 1
-    exact_below: float = 1e-2
-    exact_above: float = 0.1
+    exact_below: float = 1e-4
+    exact_above: float = 0.4
 
-    def run(self, discrete: DiscreteEnergy, nodes: Tensor, damping: Tensor, pull: Tensor | None = None) -> Descent:
-        """Descends from ``nodes``; returns all curves in their order, each with a `Status`."""
-        result = Descent.start(nodes, damping, torch.zeros_like(damping) if pull is None else pull)
+    def run(
+        self,
+        discrete: DiscreteEnergy,
+        nodes: Tensor,
+        damping: Tensor,
+        *,
+        rtol: Tensor | None = None,
+        pull: Tensor | None = None,
+    ) -> Descent:
+        """Descends from ``nodes``; returns all curves in their order, each with a `Status`. `rtol` is for each its own."""
+        pull = torch.zeros_like(damping) if pull is None else pull
+        result = Descent.start(nodes, damping, pull, torch.full_like(damping, self.rtol) if rtol is None else rtol)
         model = self._expand(discrete, result, nodes, result.exact)
         result.energy = model.energy.clone()
         curves = take(result, result.index)
@@ -95,6 +108,19 @@ class Minimizer:
             return discrete.expand(nodes, exact)
         return discrete.expand_straight(nodes, self.substeps, curves.pull)
 
+    def _look(
+        self, discrete: DiscreteEnergy, curves: Descent, model: Expansion, trial: Tensor, near: Tensor, last: Tensor
+    ) -> Expansion:
+        """The trial's expansion; only its energy, which costs a fraction, where the step is the `last`."""
+        if not last.any():
+            return self._expand(discrete, curves, trial, near)
+        ahead = take(model, torch.arange(last.numel(), device=last.device))
+        ahead.energy[last] = discrete.straight_energy(trial[last], self.substeps, curves.pull[last])
+        rest = (~last).nonzero()[:, 0]
+        if rest.numel():
+            put(ahead, rest, self._expand(discrete, take(curves, rest), trial[rest], near[rest]))
+        return ahead
+
     def _step(
         self, discrete: DiscreteEnergy, result: Descent, curves: Descent, model: Expansion
     ) -> tuple[Descent, Expansion]:
@@ -103,23 +129,21 @@ class Minimizer:
         trial = curves.nodes + torch.nn.functional.pad(step, (0, 0, 1, 1))
         first = curves.predicted.isinf()
         rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
-        near = ~first & (
-            (self.substeps == 1)
-            & (predicted < self.exact_below * model.energy)
-            & (rate > self.exact_above)
-            & positive
-            & ~curves.barred
-        )
-        ahead = self._expand(discrete, curves, trial, near)
+        near = ~first & positive & ~curves.barred & (self.substeps == 1) & (rate > self.exact_above)
+        near &= predicted < self.exact_below * model.energy
+        tail = torch.where(first, 1.0, rate / (1 - rate).clamp_min(0.1))  # of a geometric series
+        left = predicted * torch.where(_newton(curves), torch.minimum(tail, 10 * predicted / model.energy), tail)
+        last = positive & (curves.damping <= 1.0) & (left <= curves.rtol * model.energy)
+        ahead = self._look(discrete, curves, model, trial, near, last)
         noise = 64 * torch.finfo(trial.dtype).eps * model.energy
         flat = positive & (predicted <= noise)
         gain = (model.energy - ahead.energy) / predicted
         accepted = positive & torch.where(flat, ahead.energy <= model.energy + noise, gain > 1e-3)
 
-        light = curves.damping <= 1.0
-        converged = flat | (accepted & light & (predicted * rate <= self.rtol * ahead.energy))
+        converged = flat | (accepted & last)
+        curves.left = torch.where(accepted & ~flat, torch.where(last, left, 10 * predicted), 0.0)
         curves = _moved(curves, trial, ahead.energy, accepted, predicted, near)
-        _adapt(curves, accepted, positive, gain)
+        _adapt(curves, accepted, gain)
         model = merge(accepted, ahead, model)
         stalled = (curves.growth > 4.0 * 2**_PATIENCE) & ~converged
         level = stalled & (curves.predicted <= 1e-8 * model.energy)  # what is left is rounding
@@ -130,15 +154,30 @@ class Minimizer:
         return _retire(result, curves, model, converged | stalled, status)
 
 
+def _newton(curves: Descent) -> Tensor:
+    """Which curves take a step of Newton's, hardly damped: the next one is then of second order in this one."""
+    return curves.exact & ~curves.barred & (curves.damping <= 1e-3)
+
+
 def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
-    """The damped step, the decrease the model predicts for it, and whether the damped Hessian is positive definite."""
+    """The damped step, the decrease the model predicts for it, and whether the damped Hessian is positive definite.
+
+    Where the exact Hessian is not, the curve is `barred` from it and takes a Gauss-Newton step.
+    """
     num_segments = curves.nodes.shape[1] - 1
     scale = model.diagonal.diagonal(dim1=-2, dim2=-1).abs()
     scale = (scale + 1e-2 * scale.mean(-1, keepdim=True)) / num_segments**2
     damped = curves.damping[:, None, None] * scale
-    exact = (curves.exact & ~curves.barred)[:, None, None, None]
-    hessian = model.diagonal + torch.diag_embed(damped) + torch.where(exact, model.curvature, 0.0)
-    step, positive = solve_tridiagonal(hessian, model.upper, -model.gradient)
+    hessian = model.diagonal + torch.diag_embed(damped)
+    exact = curves.exact & ~curves.barred
+    full = hessian + torch.where(exact[:, None, None, None], model.curvature, 0.0)
+    step, positive = solve_tridiagonal(full, model.upper, -model.gradient)
+    saddle = exact & ~positive
+    if saddle.any():
+        step[saddle], positive[saddle] = solve_tridiagonal(
+            hessian[saddle], model.upper[saddle], -model.gradient[saddle]
+        )
+        curves.barred |= saddle
     predicted = 0.5 * (damped * step * step - model.gradient * step).sum((1, 2))
     positive = positive & torch.isfinite(predicted)
     return torch.where(positive[:, None, None], step, 0.0), predicted, positive
@@ -158,17 +197,13 @@ def _moved(
     )
 
 
-def _adapt(curves: Descent, accepted: Tensor, positive: Tensor, gain: Tensor) -> None:
-    """Nielsen's rule for the damping.
-
-    An exact Hessian that is not positive definite costs no damping: the curve goes back to Gauss-Newton until it has moved.
-    """
-    saddle = ~positive & curves.exact & ~curves.barred
+def _adapt(curves: Descent, accepted: Tensor, gain: Tensor) -> None:
+    """Nielsen's rule for the damping."""
     shrink = (1 - (2 * gain - 1) ** 3).clamp(0.1, 1.0)
-    raised = torch.where(saddle, curves.damping, (curves.damping * curves.growth).clamp_min(1e-3))
+    raised = (curves.damping * curves.growth).clamp_min(1e-3)
     curves.damping = torch.where(accepted, (curves.damping * shrink).clamp_min(_LEAST_DAMPING), raised)
-    curves.growth = torch.where(accepted, 4.0, torch.where(saddle, curves.growth, curves.growth * 2))
-    curves.barred = saddle | (curves.barred & ~accepted)
+    curves.growth = torch.where(accepted, 4.0, curves.growth * 2)
+    curves.barred = curves.barred & ~accepted
 
 
 def _retire(
