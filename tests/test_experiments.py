@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import base64
+import json
+import re
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
 import pullback as pb
 from pullback.experiments import toy
+from pullback.experiments._html import page
+from pullback.experiments._recipe import Recipe
+from pullback.experiments._report import Finding, Report, Table, save_figure
+from pullback.experiments._training import minimise
+from pullback.experiments._weights import cached
 
 
 def test_codes_lie_on_the_noisy_circle():
@@ -97,14 +104,126 @@ def test_unknown_family_is_refused():
         toy.problem("poisson")
 
 
-def test_run_writes_the_figure(tmp_path):
-    png, pdf = toy.run(tmp_path / "new", toy.Settings(resolution=10, num_paths=1, max_segments=16))
+def test_run_compares_three_kinds_of_paths(tmp_path):
+    settings = toy.Settings(resolution=10, num_paths=2, max_segments=64)
+    report = toy.run(tmp_path / "new", settings)
+    families = report.numbers["families"]
+    assert set(families) == set(toy.FAMILIES)
+    for rows in families.values():
+        assert set(rows) == set(toy.ROWS)
+        assert rows["recommended"]["leave"] == 0
+    text = report.write(tmp_path).read_text()
+    assert toy.run(tmp_path / "again", settings).write(tmp_path / "again").read_text() == text
+    assert report.figures[0].read_bytes().startswith(b"\x89PNG")
+    assert report.figures[0].with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("name", ["normal", "exponential"])
+def test_the_papers_recipe_keeps_to_the_ring_and_to_the_ends(name):
+    decoder, codes = toy.problem(name)
+    a, b = toy.pairs(codes)
+    path = Recipe()(decoder, codes, a, b)
+    torch.testing.assert_close(path.curve.begin, a, rtol=0, atol=0)
+    torch.testing.assert_close(path.curve.end, b, rtol=0, atol=0)
+    radius = path.curve.resample(200).norm(dim=-1)
+    assert ((radius > 2) & (radius < 4)).all()
+
+
+def test_no_path_of_the_recipe_is_shorter_than_the_geodesic():
+    decoder, codes = toy.problem("normal")
+    metric = pb.FisherRaoMetric(decoder)
+    a, b = (z[:4] for z in toy.pairs(codes))
+    with torch.no_grad():
+        theirs = pb.energy(metric, Recipe()(decoder, codes, a, b).curve, num_segments=4096)
+    ours = toy.geodesics(metric, codes, toy.Settings(num_paths=10)).energy[:4]
+    assert (theirs > 0.99 * ours).all()
+
+
+def report(**changes) -> Report:
+    values = {"name": "one", "title": "A & B", "source": "None.", "findings": [Finding("x < y", "yes", "yes")]}
+    return Report(**{**values, "figures": [], "files": [], "numbers": {"ratio": 0.5}, **changes})
+
+
+def test_report_is_written_without_paths(tmp_path):
+    full = report(figures=[tmp_path / "one.png"], files=[tmp_path / "deep" / "table.csv"])
+    content = json.loads(full.write(tmp_path / "new").read_text())
+    assert content["figures"] == ["one.png"]
+    assert content["files"] == ["table.csv"]
+    assert content["numbers"] == {"ratio": 0.5}
+    assert str(tmp_path) not in json.dumps(content)
+
+
+def test_report_refuses_what_json_does_not_know(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        report(numbers={"ratio": float("nan")}).write(tmp_path)
+
+
+def test_table_is_aligned():
+    lines = str(Table("Title", ["a", "long name"], [["1", "2"], ["333", "4"]])).splitlines()
+    assert lines[0] == "Title"
+    assert [line.find(cell) for line, cell in zip(lines[1:], ["long", "-----", "2", "4"], strict=True)] == [5, 5, 5, 5]
+
+
+def test_figures_are_saved_twice_and_closed(tmp_path):
+    figure = plt.figure()
+    png = save_figure(figure, tmp_path / "new", "name", caption="A caption " * 30)
     assert png.read_bytes().startswith(b"\x89PNG")
-    assert pdf.read_bytes().startswith(b"%PDF")
+    assert png.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    assert figure.number not in plt.get_fignums()
 
 
-def test_command_line_lists_the_experiments():
-    command = [sys.executable, "-m", "pullback", "reproduce", "--help"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "toy" in text
-    assert "--out" in text
+def test_weights_are_trained_once_and_for_each_key(tmp_path):
+    fitted = []
+
+    def fit(network):
+        fitted.append(network)
+        torch.nn.init.normal_(network.weight)
+
+    def get(key, seed=0):
+        return cached(tmp_path, "net", key, lambda: torch.nn.Linear(2, 2), fit, seed=seed).weight
+
+    before = torch.get_rng_state()
+    first, second = get("a"), get("a")
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    assert len(fitted) == 1
+    assert not torch.equal(first, get("a", seed=1))
+    get("b")
+    assert len(fitted) == 3
+    assert len(list((tmp_path / "weights").glob("net-*.safetensors"))) == 3
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_interrupted_training_leaves_no_weights(tmp_path):
+    def fit(network):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached(tmp_path, "net", "a", lambda: torch.nn.Linear(2, 2), fit)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_minimise_finds_the_mean():
+    data = torch.randn(400, 2) + torch.tensor([1.0, -2.0])
+    center = torch.nn.Parameter(torch.zeros(2))
+    minimise(
+        lambda x: (x - center).square().sum(-1),
+        [center],
+        data,
+        num_steps=600,
+        batch_size=200,
+        learning_rate=0.02,
+        description="mean",
+    )
+    assert (center - data.mean(0)).abs().max() < 0.1
+
+
+def test_page_holds_all_reports_and_stands_alone(tmp_path):
+    png = save_figure(plt.figure(), tmp_path, "picture")
+    table = Table("Numbers", ["a"], [["<b>"]])
+    first = report(figures=[png], tables=[table], deviations=["other steps"], files=[tmp_path / "extra.csv"])
+    text = page([first, report(name="two", title="Second")])
+    assert base64.b64encode(png.read_bytes()).decode() in text
+    for piece in ("A &amp; B", "x &lt; y", "&lt;b&gt;", "other steps", "extra.csv", 'id="two"', "<!doctype html>"):
+        assert piece in text
+    assert "<b>" not in text
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", text)

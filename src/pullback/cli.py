@@ -1,31 +1,89 @@
-"""The command line: ``python -m pullback reproduce toy --out out``."""
+"""The command line: ``pullback reproduce NAME`` runs an experiment of the paper, ``pullback reproduce all`` all of them.
+
+Every experiment is a module of `pullback.experiments` with ``Settings``, ``PAPER`` and ``run``. Its settings become its options. Only the module that was
+asked for is imported.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from types import ModuleType
+from typing import Annotated, Literal, get_args
 
 import tyro
 
-from pullback.experiments import toy
-
-_EXPERIMENTS = {"toy": toy.run}
+Name = Literal["gaussian", "toy", "mocap", "metric-error", "land", "movies", "curves", "complexity"]
+NAMES: tuple[Name, ...] = get_args(Name)
 
 app = tyro.extras.SubcommandApp()
 
 
 @app.command
-def reproduce(experiment: tyro.conf.Positional[Literal["toy"]], out: Path = Path("out")) -> None:
-    """Runs one experiment of Arvanitidis et al. 2022 and writes its figures.
+def reproduce(
+    experiment: tyro.conf.Positional[Name | Literal["all"]], out: Path = Path("out"), seed: int | None = None
+) -> None:
+    """Runs an experiment of Arvanitidis et al. 2022 and writes its figures, its numbers and its trained weights.
+
+    Every experiment has further options: ``pullback reproduce toy --help`` lists them. The second run of an experiment finds its weights and does
+    not train again.
 
     Args:
-        experiment: toy: the latent spaces of five likelihoods over one circle of codes.
+        experiment: the name of one, or all of them with a report in one page, report.html.
         out: the folder to write to; made if missing.
+        seed: of everything random; each experiment's own if not given.
     """
-    for file in _EXPERIMENTS[experiment](out):
+    names = NAMES if experiment == "all" else (experiment,)
+    reports = [_run(_module(name), out, seed) for name in names]
+    if experiment == "all":
+        from pullback.experiments._html import page
+
+        file = out / "report.html"
+        file.write_text(page(reports), encoding="utf-8")
         print(f"wrote {file}")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the ``pullback`` command."""
-    app.cli(prog="pullback", description="The Fisher-Rao geometry of latent spaces.")
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["reproduce"] and len(arguments) > 1 and arguments[1] in NAMES:
+        name = arguments[1]
+        tyro.cli(_command(name), args=arguments[2:], prog=f"pullback reproduce {name}")
+        return
+    app.cli(prog="pullback", description="The Fisher-Rao geometry of latent spaces.", args=arguments)
+
+
+def _module(name: str) -> ModuleType:
+    return import_module(f"pullback.experiments.{name.replace('-', '_')}")
+
+
+def _command(name: str) -> Callable[..., None]:
+    """A command whose options are where to write, and the settings of the experiment."""
+    module = _module(name)
+
+    def command(out: Path = Path("out"), settings=module.PAPER) -> None:
+        _run(module, out, None, settings)
+
+    flat = Annotated[module.Settings, tyro.conf.arg(name="")]
+    command.__annotations__ = {"out": Path, "settings": flat, "return": None}
+    command.__doc__ = (module.__doc__ or "").split("\n\n")[0]
+    return command
+
+
+def _run(module: ModuleType, out: Path, seed: int | None, settings=None):
+    """Runs an experiment, writes its report, and prints what it found and where it is."""
+    settings = module.PAPER if settings is None else settings
+    report = module.run(out, settings if seed is None else replace(settings, seed=seed))
+    file = report.write(out)
+    print(f"\n{report.title}\n{report.source}")
+    for finding in report.findings:
+        deviation = f" ({finding.deviation})" if finding.deviation else ""
+        print(f"- {finding.name}: {finding.ours}{deviation}. Paper: {finding.paper}.")
+    for table in report.tables:
+        print(f"\n{table}")
+    for path in (*report.figures, *report.files, file):
+        print(f"wrote {path}")
+    return report

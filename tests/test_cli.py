@@ -1,0 +1,96 @@
+"""The command line: every experiment by its name, its settings as options, and a page of all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pullback import cli
+from pullback.experiments._report import Finding, Report
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of an experiment that takes no time."""
+
+    seed: int = 0
+    size: int = 3  # of something
+
+
+def quick(name: str) -> ModuleType:
+    """An experiment that only says what it was given."""
+    module = ModuleType(name, "What it is about.")
+
+    def run(out: Path, settings: Settings) -> Report:
+        numbers = dataclasses.asdict(settings)
+        return Report(name, f"About {name}", "None.", [Finding("it", "so", "so")], [], [], numbers)
+
+    vars(module).update(Settings=Settings, PAPER=Settings(), run=run)
+    return module
+
+
+@pytest.fixture
+def _quick(monkeypatch):
+    monkeypatch.setattr(cli, "_module", quick)
+
+
+def numbers(file: Path) -> dict:
+    return json.loads(file.read_text())["numbers"]
+
+
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("name", cli.NAMES)
+def test_settings_are_options(name, tmp_path, capsys):
+    cli.main(["reproduce", name, "--out", str(tmp_path), "--seed", "7", "--size", "5"])
+    assert numbers(tmp_path / f"{name}.json") == {"seed": 7, "size": 5}
+    assert f"About {name}" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_quick")
+def test_all_runs_every_experiment_and_binds_the_page(tmp_path):
+    cli.main(["reproduce", "all", "--out", str(tmp_path / "new"), "--seed", "3"])
+    page = (tmp_path / "new" / "report.html").read_text()
+    for name in cli.NAMES:
+        assert numbers(tmp_path / "new" / f"{name}.json") == {"seed": 3, "size": 3}
+        assert f'id="{name}"' in page
+
+
+@pytest.mark.usefixtures("_quick")
+def test_unknown_names_and_options_are_refused(tmp_path, capsys):
+    for arguments in (
+        ["reproduce", "poisson"],
+        ["reproduce", "toy", "--colour", "red"],
+        ["reproduce", "toy", "--size", "many"],
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(arguments)
+        assert stop.value.code == 2
+    assert "--size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", cli.NAMES)
+def test_every_experiment_keeps_the_protocol(name):
+    module = cli._module(name)
+    assert dataclasses.is_dataclass(module.Settings)
+    assert module.Settings.__dataclass_params__.frozen
+    assert isinstance(module.PAPER, module.Settings)
+    assert module.PAPER.seed == 0
+    assert callable(module.run)
+
+
+def test_help_lists_the_experiments():
+    command = [sys.executable, "-m", "pullback", "reproduce", "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(name in text for name in (*cli.NAMES, "all", "--out", "--seed"))
+
+
+def test_help_of_an_experiment_lists_its_settings():
+    command = [sys.executable, "-m", "pullback", "reproduce", "curves", "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(option in text for option in ("--out", "--seed", "--num-codes"))
