@@ -37,7 +37,8 @@ def draw_example(
     for ax, (name, matrix), color in zip(axes[1:], matrices.items(), COLORS, strict=True):
         image = ax.imshow(matrix.numpy(), vmin=lowest, vmax=1, cmap="viridis")
         ax.set_title(f"users along {name}", color=color)
-        ax.set(xlabel="user", ylabel="user")
+        ticks = range(0, len(matrix), 5)
+        ax.set(xlabel="user", ylabel="user", xticks=ticks, yticks=ticks)
     figure.colorbar(image, ax=axes[1:], shrink=0.85, label="cosine similarity")
     return figure
 
@@ -68,7 +69,8 @@ def gained_and_lost(users: Tensor, titles: tuple[str, ...], num_titles: int, nam
 
 
 def _movies(chosen: list[int], titles: tuple[str, ...], before: Tensor, after: Tensor) -> str:
-    return "; ".join(f"{titles[i]} {100 * before[i]:.0f} → {100 * after[i]:.0f} %" for i in chosen)
+    changed = [i for i in chosen if abs(float(after[i] - before[i])) >= 0.01]
+    return "; ".join(f"{titles[i]} {100 * before[i]:.0f} → {100 * after[i]:.0f} %" for i in changed) or "nothing"
 
 
 def compare(numbers: dict[str, Any]) -> Table:

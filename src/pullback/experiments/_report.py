@@ -106,9 +106,12 @@ def save_figure(figure: Figure, out: Path, name: str, *, caption: str = "", dpi:
     """
     out.mkdir(parents=True, exist_ok=True)
     png, pdf = out / f"{name}.png", out / f"{name}.pdf"
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # what follows must not move anything
+    for legend in figure.legends:  # else it would follow the lower border down, onto the caption
+        legend.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
     if caption:
         lines = textwrap.fill(caption, int(CAPTION_WIDTH * figure.get_figwidth()))
-        figure.draw_without_rendering()  # so that the layout is known
         bottom = min(0.0, figure.get_tightbbox().y0 / figure.get_figheight())
         figure.text(0.5, bottom - 0.02, lines, ha="center", va="top", fontsize="small", color="0.3")
     figure.savefig(png, dpi=dpi, bbox_inches="tight")

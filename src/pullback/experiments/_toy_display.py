@@ -27,6 +27,7 @@ ROWS = {
     "recommended": "Extrapolated (recommended),\nlog-volume",
 }
 INSIDE, OUTSIDE = "white", "#ff6a3d"
+LABEL = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5}
 OUTLINE = [Stroke(linewidth=3, foreground="black", alpha=0.8), Unchanged()]
 
 
@@ -88,7 +89,7 @@ def _draw_paths(ax: Axes, path: pb.Geodesic) -> None:
         line.set_color(OUTSIDE if line.get_linestyle() == "--" else INSIDE)
     if not path.converged.all():
         count = f"{int(path.converged.sum())} of {path.converged.numel()}\nconverged"
-        ax.text(0.98, 0.02, count, transform=ax.transAxes, ha="right", va="bottom", fontsize="small")
+        ax.text(0.98, 0.02, count, transform=ax.transAxes, ha="right", va="bottom", fontsize="small", bbox=LABEL)
 
 
 def _explain(figure: Figure, axes: np.ndarray) -> None:
@@ -97,7 +98,7 @@ def _explain(figure: Figure, axes: np.ndarray) -> None:
     for part, cmap, name in scales:
         bar = figure.colorbar(ScalarMappable(cmap=cmap), ax=part, aspect=20 * len(part), pad=0.01)
         bar.set_ticks([0, 1], labels=["small", "large"])
-        bar.set_label(f"{name} (each panel to its own scale)", labelpad=-20)
+        bar.set_label(f"{name}, each panel to\nits own scale", labelpad=-10)
     line = partial(Line2D, [], [], linewidth=1.6, path_effects=OUTLINE)
     handles = [
         Line2D([], [], linestyle="", marker="o", markersize=4, color="white", markeredgecolor="0.4", label="code"),

@@ -197,9 +197,9 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
         Finding(
             "Bernoulli paths",
             "some fail to converge",
-            f"{share('reweight', 'converged', ['bernoulli'])} converge, {share('reweight', 'leave', ['bernoulli'])} through the void; all "
-            f"{share('recommended', 'converged', ['bernoulli'])} on the data with pullback.Extrapolated",
-            "they converge: through the void",
+            f"{share('reweight', 'converged', ['bernoulli'])} converge, {share('reweight', 'leave', ['bernoulli'])} through the void; with "
+            f"pullback.Extrapolated {share('recommended', 'converged', ['bernoulli'])}, all on the data",
+            "what looked like failure is a short cut through the void",
         ),
         Finding(
             "Energy of the paper's recipe, relative to the geodesic",
