@@ -106,11 +106,21 @@ def test_density_masses_count_the_volume(linear):
         metric = pb.EuclideanMetric(lambda z: Normal(torch.stack([z[..., 0].exp(), z[..., 1]], -1), 1.0))
 
     levels = [
-        plot.density(m, bounds=(-6, 6, -6, 6), resolution=60, masses=(0.5,)).levels[0]
+        plot.density(m, bounds=(-6, 6, -6, 6), resolution=60, masses=(0.5,), lebesgue=False).levels[0]
         for m in (Standard(), Weighted(), Tilted())
     ]
     assert levels[0] == pytest.approx(levels[1])
     assert levels[2] < levels[0] - 0.1
+
+
+def test_density_is_drawn_as_samples_would_look(linear):
+    """With a metric of volume exp(x), the density with respect to dz of a standard normal one is a normal around x = 1."""
+
+    class Tilted(Standard):
+        metric = pb.EuclideanMetric(lambda z: Normal(torch.stack([z[..., 0].exp(), z[..., 1]], -1), 1.0))
+
+    drawn = plot.density(Tilted(), bounds=(-6, 6, -6, 6), resolution=80, masses=(0.5,))
+    np.testing.assert_allclose(drawn.get_paths()[0].vertices.mean(0), [1, 0], atol=0.1)
 
 
 def test_density_takes_scikit_learn_models():

@@ -132,6 +132,7 @@ def density(
     bounds: Bounds | None = None,
     resolution: int = 60,
     masses: tuple[float, ...] = _MASSES,
+    lebesgue: bool = True,
     ax: Axes | None = None,
     **style: Any,
 ) -> QuadContourSet:
@@ -140,10 +141,12 @@ def density(
     **Arguments:**
 
     - `model`: a fitted estimator with `score_samples` on two-dimensional codes, such as `pullback.LAND`. If it has a `metric`, its
-      density is one with respect to the Riemannian volume, and so are the regions.
+      density is one with respect to the Riemannian volume.
     - `codes`, `bounds`: what to draw, as in `latent`; codes are not drawn.
     - `resolution`: evaluations along the longer side. A `LAND` solves for a shortest path from each of its means at each.
     - `masses`: shares of the mass within the picture, one contour each.
+    - `lebesgue`: whether to draw the density with respect to dz, which is what a cloud of samples looks like, rather than that
+      with respect to the volume. Where there is no metric they are the same.
     - `style`: passed to `matplotlib.axes.Axes.contour`.
     """
     ax = ax or plt.subplots(layout="compressed")[1]
@@ -151,11 +154,11 @@ def density(
     z = grid(bounds, resolution, torch.zeros(0, dtype=torch.float64) if codes is None else codes)
     logp = evaluate(lambda z: torch.as_tensor(model.score_samples(z)), z).clamp_min(-700)
     metric = getattr(model, "metric", None)
-    volume = torch.zeros_like(logp) if metric is None else evaluate(metric.log_volume, z)
-    levels = _mass_levels(logp, logp + volume, masses)
-    style = {"colors": "white", "linewidths": 1.2, **style}
+    volume = torch.zeros_like(logp) if metric is None else evaluate(metric.log_volume, z).clamp_min(-700)
+    height = logp + volume if lebesgue else logp
+    style = {"colors": "white", "linewidths": 1.2, "linestyles": "solid", **style}
     x, y = z[0, :, 0].cpu().numpy(), z[:, 0, 1].cpu().numpy()
-    return ax.contour(x, y, logp.numpy(), levels=levels, **style)
+    return ax.contour(x, y, height.numpy(), levels=_mass_levels(height, logp + volume, masses), **style)
 
 
 def clusters(
@@ -195,12 +198,12 @@ def _colors(labels: np.ndarray, cmap: str) -> np.ndarray:
     return colors
 
 
-def _mass_levels(logp: Tensor, log_mass: Tensor, masses: tuple[float, ...]) -> list[float]:
-    """Values of logp above which the given shares of the mass lie, increasing."""
-    order = logp.flatten().argsort(descending=True)
+def _mass_levels(height: Tensor, log_mass: Tensor, masses: tuple[float, ...]) -> list[float]:
+    """Heights above which the given shares of the mass lie, increasing."""
+    order = height.flatten().argsort(descending=True)
     share = log_mass.flatten()[order].softmax(0).cumsum(0)
     index = torch.searchsorted(share, torch.tensor(sorted(masses, reverse=True)).to(share)).clamp_max(len(order) - 1)
-    return sorted(set(logp.flatten()[order][index].tolist()))
+    return sorted(set(height.flatten()[order][index].tolist()))
 
 
 def _orthonormal(metric: Metric, z: Tensor, v: Tensor) -> Tensor:

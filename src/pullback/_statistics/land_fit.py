@@ -136,11 +136,14 @@ def seen_from(problem: Problem, mean: Tensor, r: Tensor) -> Component:
 
 
 def _with_precision(component: Component, problem: Problem, r: Tensor) -> Component:
-    moment = component.v.mT @ (r[:, None] * component.v)
-    moment = moment + problem.reg_covar * torch.eye(len(moment)).to(moment)
-    precision = best_precision(component.cloud, moment)
+    precision = best_precision(component.cloud, _moment(component, problem, r))
     total = component.cloud.log_normalizer(precision)[0]
     return Component(component.mean, precision, total, component.v, component.cloud, component.converged)
+
+
+def _moment(component: Component, problem: Problem, r: Tensor) -> Tensor:
+    moment = component.v.mT @ (r[:, None] * component.v)
+    return moment + problem.reg_covar * torch.eye(len(moment)).to(moment)
 
 
 def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol: float) -> tuple[Component, Pace]:
@@ -170,16 +173,16 @@ def _steepest(component: Component, r: Tensor) -> Tensor:
 
 
 def _slope(problem: Problem, component: Component, r: Tensor, last: Slope | None) -> Slope:
-    """The gradient by differences of the logarithms along the axes of the covariance.
+    """The gradient by differences of the logarithms along the axes of their second moment.
 
     The inverse of the second derivative is that of Gauss and Newton at first, then corrected by each change of the gradient (BFGS).
     """
     precision, v, n = component.precision, torch.cat([component.v, component.cloud.v]), len(component.v)
-    axes = _DIFFERENCE * torch.linalg.cholesky(torch.linalg.inv(precision)).mT
-    slopes = []
+    axes = _DIFFERENCE * torch.linalg.cholesky(_moment(component, problem, r)).mT
+    scale, slopes = torch.cholesky_inverse(axes.mT), []
     for axis in axes:
         change = problem.atlas.log(component.mean + axis, torch.cat([problem.codes, problem.sample.z]))[0] - v
-        hops = quadratic(change, precision).sqrt() > _STEEPEST * _DIFFERENCE
+        hops = quadratic(change, scale).sqrt() > _STEEPEST
         slopes.append(((v @ precision) * torch.where(hops[:, None], -axis, change)).sum(-1))
     slopes = torch.linalg.solve(axes, torch.stack(slopes)).mT
     p = component.cloud.log_terms(precision).softmax(0)
