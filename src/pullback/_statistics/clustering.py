@@ -22,7 +22,7 @@ from pullback._solver.base import Solver
 from pullback._solver.graph import Graph
 from pullback._statistics.estimator import Array, Estimator, generator, like
 from pullback._statistics.frechet import frechet_mean
-from pullback._statistics.paths import all_lengths, lengths
+from pullback._statistics.paths import all_lengths, lengths, solver_for
 
 RandomState = int | np.random.RandomState | None
 
@@ -42,7 +42,7 @@ class GeodesicKMeans(ClusterMixin, Estimator):
     - `max_iter`: rounds of one run.
     - `tol`: relative accuracy of the centres, as in `pullback.frechet_mean`.
     - `graph`: where the search for shortest paths starts, as `init` in `pullback.geodesic`.
-    - `solver`: of shortest paths.
+    - `solver`: of shortest paths; by default one as accurate as `tol`.
     - `random_state`: of k-means++.
 
     **Attributes:** `cluster_centers_` ``(n_clusters, d)``, `labels_` ``(n,)``, `inertia_` (the sum above), `n_iter_`.
@@ -56,7 +56,7 @@ class GeodesicKMeans(ClusterMixin, Estimator):
         init: str | Array = "k-means++",
         n_init: int = 1,
         max_iter: int = 100,
-        tol: float = 1e-4,
+        tol: float = 1e-3,
         graph: Graph | None = None,
         solver: Solver | None = None,
         random_state: RandomState = None,
@@ -140,10 +140,10 @@ class GeodesicKMeans(ClusterMixin, Estimator):
         return moved, own
 
     def _lengths(self, a: Tensor, b: Tensor) -> Tensor:
-        return lengths(self._metric(), a, b, solver=self.solver, init=self.graph)
+        return lengths(self._metric(), a, b, solver=self.solver or solver_for(self.tol), init=self.graph)
 
     def _distances(self, codes: Tensor, centers: Tensor) -> Tensor:
-        return all_lengths(self._metric(), codes, centers, solver=self.solver, init=self.graph)
+        return all_lengths(self._metric(), codes, centers, solver=self.solver or solver_for(self.tol), init=self.graph)
 
 
 @dataclass(frozen=True)

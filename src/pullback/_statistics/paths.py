@@ -16,9 +16,11 @@ from pullback._geodesic import Start, geodesic
 from pullback._logarithm import logarithm
 from pullback._metric.base import Metric
 from pullback._solver.base import Solver
+from pullback._solver.gauss_newton import GaussNewton
 from pullback._typing import Float
 
 _BATCH = 2048  # pairs solved together
+_SHARE = 0.1  # of the relative error asked for that the path may have
 Starts = Start | Sequence[Start]
 
 
@@ -40,10 +42,11 @@ class Flat(Metric):
 
 @dataclass(frozen=True)
 class Logs:
-    """Logarithms of n pairs, their lengths, and which of their paths converged; NaN where there is no path."""
+    """Logarithms of n pairs, their lengths, their relative errors, and which paths converged; NaN where there is no path."""
 
     velocity: Tensor  # (n, d)
     distance: Tensor  # (n,)
+    error: Tensor  # (n,)
     converged: Tensor  # (n,)
 
 
@@ -53,17 +56,24 @@ def logs(metric: Metric, a: Tensor, b: Tensor, *, solver: Solver | None, init: S
     Where the codes agree to half their digits, it is their difference, as far as these digits go.
     """
     v = b - a
+    solver = solver_for(rtol) if solver is None else solver
     if isinstance(metric, Flat):
-        return Logs(v, torch.linalg.vector_norm(v, dim=-1), torch.isfinite(v).all(-1))
+        return Logs(v, torch.linalg.vector_norm(v, dim=-1), torch.zeros_like(v[:, 0]), torch.isfinite(v).all(-1))
     near = v.abs().amax(-1) <= torch.finfo(v.dtype).eps ** 0.5 * (1 + a.abs().amax(-1))
-    found = Logs(v, torch.zeros_like(v[:, 0]), near.clone())
+    found = Logs(v, torch.zeros_like(v[:, 0]), torch.zeros_like(v[:, 0]), near.clone())
     if near.any():
         with torch.no_grad(), unvalidated():
             found.distance[near] = metric.norm(a[near], v[near])
     for rows in (~near).nonzero()[:, 0].split(_BATCH) if not near.all() else ():
         part = logarithm(metric, a[rows], b[rows], solver=solver, init=init, rtol=rtol)
-        found.velocity[rows], found.distance[rows], found.converged[rows] = part.velocity, part.distance, part.converged
+        found.velocity[rows], found.distance[rows] = part.velocity, part.distance
+        found.error[rows], found.converged[rows] = part.error, part.geodesic.converged
     return found
+
+
+def solver_for(rtol: float) -> Solver:
+    """The default solver, as accurate as `rtol` deserves."""
+    return GaussNewton(rtol=min(max(_SHARE * rtol, 1e-6), 1e-3))
 
 
 def lengths(metric: Metric, a: Tensor, b: Tensor, *, solver: Solver | None, init: Starts) -> Tensor:
