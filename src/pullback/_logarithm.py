@@ -7,8 +7,9 @@ change it, so its derivative in ``a`` (the momentum with which the path leaves) 
           \qquad |\mathrm{Log}_a(b)|_{M(a)} = d(a, b),
 
 and the derivatives on T, 2T and 4T segments can be extrapolated, as those of `pullback.distance` are. Only the first chord
-depends on ``a``. That gives ten digits where the decoder is smooth. How many it gives is known, because the velocity must have the
-length of the path; where they do not suffice, the geodesic equation is solved between the ends of the path (`pullback.shoot`).
+depends on ``a``. That gives ten digits where the decoder is smooth, but it takes a minimum: a solver may leave a path whose length
+is good to three digits, and whose direction is not. So the path is solved again, to the end. How good the velocity is then shows
+by itself, because it must have the length of the path; where it is not good enough, T is doubled.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ from torch import Tensor
 
 from pullback._curve import CubicSpline
 from pullback._decoder import unvalidated
-from pullback._distance import discretised, stationary
+from pullback._distance import discretised
 from pullback._geodesic import Geodesic, Start, geodesic
 from pullback._metric.acceleration import filtered_inverse
 from pullback._metric.base import Metric
 from pullback._metric.steps import safe_sqrt
 from pullback._solver.base import Solver
 from pullback._solver.discrete import DiscreteEnergy
-from pullback._solver.levels import romberg
-from pullback._solver.shooting import shoot
+from pullback._solver.levels import measure, refine, romberg
+from pullback._solver.newton import Minimizer
 from pullback._solver.tridiagonal import solve_tridiagonal
 from pullback._typing import Bool, Float
 
-_MIN_SEGMENTS, _MAX_SEGMENTS = 8, 256  # of the coarsest of the three curves that are extrapolated
-_AGREEMENT = 1e-2  # a path that loses more of its energy when it is solved anew has hopped over a wall
-_NEAR = 1e-4  # of the path: how far a minimum may still be from where the solver left it
+_MIN_SEGMENTS, _MAX_SEGMENTS = 8, 64  # of the coarsest curve that is solved
+_FINEST = 4096  # segments beyond which nothing is refined
+_MAX_STEPS = (200, 40)  # on the coarsest curve, and on each of the finer ones
+_AGREEMENT = 1e-2  # a path whose energy differs by more when it is solved or measured anew has hopped over a wall
+_NEAR = 1e-4  # of the path: how far a minimum may still be from where the descent left it
 _SPARE = 1e-12  # of the Hessian's diagonal, so that directions the decoder ignores have a solution
-_VALLEY = 1e-3  # a geodesic that is longer than its path by more belongs to another valley
 _ROUGH = 1e-4  # a velocity known no better is not called a logarithm
 
 
@@ -51,36 +53,37 @@ class Logarithm:
     - `velocity`: :math:`\mathrm{Log}_a(b)`. Where M(a) is singular, what it does not see of the velocity is that of the straight line,
       so that `pullback.expmap` arrives at ``b`` also in the latent dimensions the decoder ignores.
     - `distance`: its length :math:`|\mathrm{Log}_a(b)|_{M(a)}`, which is the distance.
-    - `error`: estimate of the relative error of `velocity`: how far the momentum is from having the length of the path, or the
-      gaps that are left where the geodesic equation was solved.
-    - `polished`: whether the geodesic equation was solved.
-    - `geodesic`: the paths, with the solver's own status.
+    - `error`: estimate of the relative error of `velocity`: how far the momentum is from having the length of the path.
+    - `geodesic`: the paths the solver found, with its own status; they are solved to the end only for the velocity.
     """
 
     velocity: Float[Tensor, "*batch d"]
     distance: Float[Tensor, "*batch"]
     error: Float[Tensor, "*batch"]
-    polished: Bool[Tensor, "*batch"]
     geodesic: Geodesic
 
     @property
     def converged(self) -> Bool[Tensor, "*batch"]:
-        """Whether the path is a resolved minimum and its velocity known to four digits or better."""
-        return self.geodesic.converged & (self.error <= _ROUGH)
+        """Whether the velocity is known to four digits or better."""
+        return self.error <= _ROUGH
 
     @property
     def status(self) -> np.ndarray:
         """A sentence a pair, as an array of strings of shape ``(*batch,)``."""
-        facts = zip(self.geodesic.status.flatten().tolist(), self.error.flatten().tolist(), strict=True)
-        rough = (self.geodesic.converged & ~self.converged).flatten().tolist()
-        sentences = [_rough_sentence(*fact) if bad else fact[0] for fact, bad in zip(facts, rough, strict=True)]
+        facts = zip(self.error.flatten().tolist(), self.geodesic.status.flatten().tolist(), strict=True)
+        solved = self.geodesic.converged.flatten().tolist()
+        sentences = [_sentence(error, found, done) for (error, found), done in zip(facts, solved, strict=True)]
         return np.array(sentences, dtype=object).reshape(tuple(self.error.shape))
 
 
-def _rough_sentence(sentence: str, error: float) -> str:
+def _sentence(error: float, found: str, solved: bool) -> str:
+    if error <= _ROUGH:
+        return "converged"
+    if not solved:
+        return found
     return (
-        f"{sentence}; but the velocity is known only to about {error:.1g}, as the geodesic equation could not be solved along the "
-        "path: smooth the decoder's kinks or its extrapolation"
+        f"{found}; but the velocity is known only to about {error:.1g}, as {_FINEST} segments do not resolve the geodesic: smooth the "
+        "decoder's kinks or its extrapolation"
     )
 
 
@@ -91,7 +94,7 @@ def logmap(
     *,
     solver: Solver | None = None,
     init: Start | Sequence[Start] = None,
-    rtol: float = 1e-7,
+    rtol: float = 1e-6,
 ) -> Float[Tensor, "*batch d"]:
     r"""The logarithm :math:`\mathrm{Log}_a(b)`: the velocity at ``a`` of the shortest path found to ``b``, its length the distance.
 
@@ -103,11 +106,10 @@ def logmap(
         b: codes.
         solver: as in `pullback.geodesic`.
         init: as in `pullback.geodesic`.
-        rtol: relative error sought. Where the momentum of the discrete path does not reach it, the geodesic equation is solved,
-            which costs many times as much; infinity for never.
+        rtol: relative error sought; the path is refined until the velocity is as good, to at most 4096 segments.
 
     Raises:
-        RuntimeError: if a path did not converge. `pullback.logarithm` returns a status for each pair instead.
+        RuntimeError: if a velocity is not known to four digits. `pullback.logarithm` returns a status for each pair instead.
     """
     found = logarithm(metric, a, b, solver=solver, init=init, rtol=rtol)
     failed = (~found.converged).nonzero()
@@ -127,7 +129,7 @@ def logarithm(
     *,
     solver: Solver | None = None,
     init: Start | Sequence[Start] = None,
-    rtol: float = 1e-7,
+    rtol: float = 1e-6,
 ) -> Logarithm:
     r"""Logarithms with a status for each pair: failures are reported by the result, not raised. Arguments as in `logmap`.
 
@@ -135,18 +137,16 @@ def logarithm(
     """
     path = geodesic(metric, a, b, solver=solver, init=init)
     batch, (n, d) = path.length.shape, path.curve.points.shape[-2:]
-    found = _Velocities.of(path.curve.points.reshape(-1, n, d), path.length.flatten(), path.num_segments.flatten())
-    known = torch.isfinite(found.length) & torch.isfinite(found.nodes).all(-1).all(-1)
+    found = _Velocities.of(path.curve.points.reshape(-1, n, d), path.length.flatten())
+    known = (found.length > 0) & torch.isfinite(found.length) & torch.isfinite(found.nodes).all(-1).all(-1)
+    levels = path.num_segments.flatten().clamp(_MIN_SEGMENTS, _MAX_SEGMENTS)
     with torch.no_grad(), unvalidated():
-        for T in found.levels[known].unique().tolist():
-            _by_momentum(metric, found, (known & (found.levels == T)).nonzero()[:, 0], T)
-        if rtol < torch.inf:
-            _polish(metric, found, (known & (found.length > 0) & (found.error > rtol)).nonzero()[:, 0], 0.1 * rtol)
+        for T in levels[known].unique().tolist():
+            _solve(metric, found, (known & (levels == T)).nonzero()[:, 0], T, rtol)
     return Logarithm(
         velocity=found.velocity.reshape(*batch, d),
         distance=found.length.reshape(batch),
         error=found.error.reshape(batch),
-        polished=found.polished.reshape(batch),
         geodesic=path,
     )
 
@@ -156,57 +156,41 @@ class _Velocities:
     """Paths of B pairs and what is known of their initial velocities; one entry a pair in every field."""
 
     nodes: Tensor
-    levels: Tensor
+    bound: Tensor  # length of the path
     velocity: Tensor
     length: Tensor
     error: Tensor
-    polished: Tensor
 
     @classmethod
-    def of(cls, nodes: Tensor, length: Tensor, num_segments: Tensor) -> _Velocities:
-        return cls(
-            nodes=nodes,
-            levels=num_segments.clamp(_MIN_SEGMENTS, _MAX_SEGMENTS),
-            velocity=torch.full_like(nodes[:, 0], torch.nan),
-            length=length.clone(),
-            error=torch.full_like(length, torch.inf),
-            polished=torch.zeros_like(length, dtype=torch.bool),
-        )
+    def of(cls, nodes: Tensor, length: Tensor) -> _Velocities:
+        """To begin with only that of codes at no distance, which is a straight line: M sees nothing of it."""
+        still = length == 0
+        velocity = torch.where(still[:, None], nodes[:, -1] - nodes[:, 0], torch.nan)
+        return cls(nodes, length, velocity, length.clone(), torch.where(still, 0, torch.inf).to(length))
 
 
-def _polish(metric: Metric, found: _Velocities, index: Tensor, rtol: float) -> None:
-    """Solves the geodesic equation along the paths at `index`, and keeps what belongs to their valley."""
-    if len(index) == 0:
-        return
-    shots = shoot(metric, found.nodes[index], num_pieces=32, rtol=max(rtol, 1e-11), max_steps=10)
-    good = shots.converged & (shots.length <= found.length[index] * (1 + _VALLEY))
-    index = index[good]
-    found.velocity[index], found.length[index] = shots.velocity[good], shots.length[good]
-    found.error[index], found.polished[index] = shots.residual[good], True
+def _solve(metric: Metric, found: _Velocities, index: Tensor, T: int, rtol: float) -> None:
+    """Velocities of the paths at `index`: solved on T, 2T and 4T segments, and refined until they are good enough."""
+    nodes = CubicSpline(found.nodes[index]).resample(T + 1)
+    discrete = discretised(metric, nodes)
+    levels = [_minima(discrete, nodes, _MAX_STEPS[0])]
+    while len(index):
+        while len(levels) < 3:
+            levels.append(_minima(discrete, refine(levels[-1], 2), _MAX_STEPS[1]))
+        _update(discrete, found, index, levels)
+        rest = found.error[index] > rtol
+        if levels[-1].shape[1] > _FINEST:
+            break
+        index, levels = index[rest], [nodes[rest] for nodes in levels[1:]]
 
 
-def _by_momentum(metric: Metric, found: _Velocities, index: Tensor, T: int) -> None:
-    """Velocities from the momenta of paths that T segments resolve; the path's own where minimising leads away from it."""
-    held = CubicSpline(found.nodes[index]).resample(4 * T + 1)
-    own = 2 * T * (4 * held[:, 1] - 3 * held[:, 0] - held[:, 2])
-    discrete = discretised(metric, held)
-    solved = [_sharpened(discrete, nodes) for nodes in stationary(discrete, held[:, ::4], num_levels=3)]
-    square, momentum = _momentum(discrete, solved)
-    length = found.length[index]
-    astray = (square - length**2).abs() > _AGREEMENT * length**2
-    tensor = metric.tensor(held[:, 0])
-    line = held[:, -1] - held[:, 0]
-    bend = filtered_inverse(tensor) @ (momentum[..., None] - tensor @ line[..., None])  # none where M sees nothing
-    velocity = torch.where(astray[:, None], own, line + bend[..., 0])
-    length = torch.where(astray, length, safe_sqrt(square))
-    norm = safe_sqrt((velocity[:, None] @ tensor @ velocity[..., None])[:, 0, 0])
-    ratio = torch.where((norm > 0) & (length > 0), length / norm, 1)
-    found.velocity[index], found.length[index] = ratio[:, None] * velocity, length
-    found.error[index] = torch.where(astray, 1, (ratio - 1).abs())
+def _minima(discrete: DiscreteEnergy, nodes: Tensor, max_steps: int) -> Tensor:
+    """Minima of the discrete energy near ``nodes``; one last step of Newton takes them from eight digits to the end.
 
-
-def _sharpened(discrete: DiscreteEnergy, nodes: Tensor) -> Tensor:
-    """Minima after one more step of Newton's method: energies say when a node is right to 1e-8, gradients go on to 1e-16."""
+    Energies do not tell nodes apart that differ by less than 1e-8; their gradients do.
+    """
+    minimizer = Minimizer(rtol=1e-12, max_steps=max_steps, exact_below=1e-2, exact_above=0.0)
+    nodes = minimizer.run(discrete, nodes, torch.full_like(nodes[:, 0, 0], 1e-3)).nodes
     if discrete.num_parts == 0:
         return nodes
     model = discrete.expand(nodes, torch.ones_like(nodes[:, 0, 0], dtype=torch.bool))
@@ -217,12 +201,31 @@ def _sharpened(discrete: DiscreteEnergy, nodes: Tensor) -> Tensor:
     return nodes + torch.nn.functional.pad(torch.where((positive & small)[:, None, None], step, 0), (0, 0, 1, 1))
 
 
-def _momentum(discrete: DiscreteEnergy, solved: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _update(discrete: DiscreteEnergy, found: _Velocities, index: Tensor, levels: list[Tensor]) -> None:
+    """Velocities from the momenta of minima on three levels; the path's own where solving it leads away from it."""
+    square, momentum = _momentum(discrete, levels)
+    path, begin = CubicSpline(found.nodes[index]), levels[0][:, 0]
+    measured = measure(discrete, levels[-1]).energy
+    walled = ~((measured - square).abs() <= _AGREEMENT * square) | (
+        square > (1 + _AGREEMENT) * found.length[index] ** 2
+    )
+    tensor, line = discrete.metric.tensor(begin), levels[0][:, -1] - begin
+    bend = filtered_inverse(tensor) @ (momentum[..., None] - tensor @ line[..., None])  # none where M sees nothing
+    own = path.velocity(torch.zeros(1, dtype=begin.dtype, device=begin.device))[:, 0]
+    velocity = torch.where(walled[:, None], own, line + bend[..., 0])
+    length = torch.where(walled, found.bound[index], safe_sqrt(square))
+    norm = safe_sqrt((velocity[:, None] @ tensor @ velocity[..., None])[:, 0, 0])
+    ratio = torch.where((norm > 0) & (length > 0), length / norm, 1)
+    found.velocity[index], found.length[index] = ratio[:, None] * velocity, length
+    found.error[index] = torch.where(walled, 1, (ratio - 1).abs())
+
+
+def _momentum(discrete: DiscreteEnergy, levels: list[Tensor]) -> tuple[Tensor, Tensor]:
     r"""Extrapolated energies of the discrete minima, and :math:`-\frac12` their derivatives in the first node."""
     with torch.enable_grad():
-        start = solved[0][:, 0].detach().requires_grad_()
+        start = levels[0][:, 0].detach().requires_grad_()
         energies = []
-        for nodes in solved:
+        for nodes in levels:
             chord = discrete.chords(torch.stack([start, nodes[:, 1]], 1))[0][:, 0]
             rest = discrete.energy(nodes[:, 1:]).detach() / (nodes.shape[1] - 2)
             energies.append((nodes.shape[1] - 1) * (chord + rest))
