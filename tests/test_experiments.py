@@ -105,7 +105,7 @@ def test_unknown_family_is_refused():
 
 
 def test_run_compares_three_kinds_of_paths(tmp_path):
-    settings = toy.Settings(resolution=10, num_paths=2, max_segments=64)
+    settings = toy.Settings(resolution=10, num_paths=2, max_segments=32)
     report = toy.run(tmp_path / "new", settings)
     families = report.numbers["families"]
     assert set(families) == set(toy.FAMILIES)

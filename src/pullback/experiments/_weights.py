@@ -1,6 +1,6 @@
 """Trained networks, kept as safetensors, and randomness that a seed decides entirely.
 
-A network is named after everything that decides its weights: the settings, the data and the version of this package. The second run of an
+A network is named after everything that decides its weights: the settings, the data, its shapes and the version of this package. The second run of an
 experiment finds the file and does not train again; a run with other settings does not find it and does.
 """
 
@@ -40,9 +40,10 @@ def cached(
         fit: trains it, in place.
         seed: of both.
     """
-    file = weights_file(out, name, (key, seed))
     with reproducible(seed):
         network = build()
+        shapes = {parameter: tuple(value.shape) for parameter, value in network.state_dict().items()}
+        file = weights_file(out, name, (key, seed, shapes))
         if not file.exists():
             fit(network)
             _save(network, file)
