@@ -71,6 +71,9 @@ def contenders(slow_pairs: int, from_graph: bool, quick: bool) -> list[Contender
     everyone = 10**9
     field = [
         Contender(OURS, ours, everyone, 1 if quick else 3),
+        Contender(
+            "pullback, rtol 1e-3, one batch", lambda p: ours(p, pb.GaussNewton(rtol=1e-3)), everyone, 1 if quick else 3
+        ),
         Contender("pullback, one by one", lambda p: _one_by_one(ours, p), slow_pairs, 1),
         Contender("SplineDescent", spline_descent, 64, 1),
         Contender("GEORCE, 100 segments", peers.georce, slow_pairs, 1),
@@ -84,8 +87,8 @@ def contenders(slow_pairs: int, from_graph: bool, quick: bool) -> list[Contender
     return [*field, straight, Contender("lattice path, unsolved", unsolved, everyone, 1)]
 
 
-def ours(problem: Problem) -> Outcome:
-    return _outcome(pb.geodesic(problem.metric, problem.a, problem.b, init=problem.graph))
+def ours(problem: Problem, solver: pb.Solver | None = None) -> Outcome:
+    return _outcome(pb.geodesic(problem.metric, problem.a, problem.b, init=problem.graph, solver=solver))
 
 
 def spline_descent(problem: Problem) -> Outcome:

@@ -32,6 +32,8 @@ from pullback._typing import Float
 _SIGHT = 1.15  # a level is blind if finer chords see more than so many times the energy its own do
 _COARSE_STEPS = 15  # on all levels but the finest: a curve that takes longer is better off with more segments
 _FIRST_STEPS = 6  # on the coarsest level: what it does not finish the next one does, and the batch need not wait
+_RTOL = 1e-6  # aimed at by default
+_COSTLY_RTOL = 1e-3  # aimed at by default at the end of the budget
 _FIRST_RTOL = 1e-3  # to which the coarsest level is solved
 _SHARE = 1e-2  # to which other levels are solved, as a share of the error of the last: each has a sixteenth of it
 _SUBSTEPS = 8  # chords a piece in the walled regime
@@ -44,12 +46,13 @@ class GaussNewton(Solver):
     """Damped Gauss-Newton with a switch to Newton, coarse to fine, with adaptive resolution (the default).
 
     Args:
-        rtol: relative error aimed at for the length; refinement goes on until the estimate of the error falls below it.
+        rtol: relative error aimed at for the length; refinement goes on until the estimate of the error falls below it. By
+            default 1e-6 within the `budget`.
         accept: relative error at which a path still counts as converged where `rtol` is out of reach, because the decoder
             has kinks or sharp walls (rectified units, the nearest of several centres) and refinement no longer pays.
-        budget: numbers decoded for one curve and its derivatives on a level, beyond which an error of the root of `rtol`
-            is good enough: wide decoders are then not followed to the finest levels for digits nobody looks at. Raise it
-            for lengths to `rtol` whatever they cost.
+        budget: numbers decoded for one curve and its derivatives on a level, beyond which the default aims at 1e-3 of the
+            length and, with the cost, up to `accept`: wide decoders are not followed to the finest levels for digits nobody
+            looks at. An `rtol` that is given holds whatever it costs.
         max_steps: steps of one curve on the finest level.
         min_segments: segments of the coarsest level; a power of two.
         max_segments: segments of the finest level, a power of two.
@@ -57,10 +60,10 @@ class GaussNewton(Solver):
             on it.
     """
 
-    rtol: float = 1e-6
+    rtol: float | None = None
     accept: float = 1e-2
     budget: int = 2**19
-    max_steps: int = 50
+    max_steps: int = 100
     min_segments: int = 8
     max_segments: int = 1024
     chunk_bytes: int | None = None
@@ -127,8 +130,9 @@ class GaussNewton(Solver):
         first = level == self.min_segments and not last  # its minimum is only compared with
         max_steps = _FIRST_STEPS if first else self._max_steps(level, last)
         aim = self._aim(discrete, paths.nodes)
-        enough = (_SHARE * paths.error).nan_to_num(_FIRST_RTOL).clamp(max(self.rtol, 0.1 * aim), _FIRST_RTOL)
-        descent = Minimizer(self.rtol, max_steps).run(discrete, paths.nodes, paths.damping, rtol=enough)
+        least = max(_RTOL, 0.3 * aim) if self.rtol is None else self.rtol
+        enough = (_SHARE * paths.error).nan_to_num(_FIRST_RTOL).clamp(least, max(least, _FIRST_RTOL))
+        descent = Minimizer(least, max_steps).run(discrete, paths.nodes, paths.damping, rtol=enough)
         found = measure(discrete, descent.nodes)
         blind = found.energy > _SIGHT * descent.energy
         worse = blind | ~(found.energy <= paths.energy * (1 + 1e-4 + found.error))
@@ -168,7 +172,7 @@ class GaussNewton(Solver):
         return take(back, back.returned & False), groups | {(False, _WALLED_SEGMENTS): back}
 
     def _max_steps(self, level: int, last: bool) -> int:
-        return self.max_steps if last else min(max(_COARSE_STEPS, 1280 // level), self.max_steps)
+        return self.max_steps if last else min(max(_COARSE_STEPS, 2560 // level), self.max_steps)
 
     def _blind_segments(self, discrete: DiscreteEnergy, nodes: Tensor) -> int:
         """Segments from which a blind level means a wall. Where straight pieces in many chords cost too much, see more first."""
@@ -176,20 +180,23 @@ class GaussNewton(Solver):
         return _WALLED_SEGMENTS if cost <= self.budget else 4 * _WALLED_SEGMENTS
 
     def _aim(self, discrete: DiscreteEnergy, nodes: Tensor) -> float:
-        """The error at which refinement ends: `rtol`, or more where the next level would decode too many numbers."""
+        """The error at which refinement ends: more than usual where the next level would decode too many numbers."""
+        if self.rtol is not None:
+            return self.rtol
         cost = 2 * nodes.shape[1] * discrete.num_features * (1 + nodes.shape[2]) / self.budget
-        return max(self.rtol, min(self.rtol**0.5 * cost, self.accept)) if cost > 1 else self.rtol
+        return min(_COSTLY_RTOL * cost, self.accept) if cost > 1 else _RTOL
 
     def _judge(self, new: Paths, old: Paths, descent: Descent, discarded: Tensor, aim: float, last: bool) -> Tensor:
         """Which curves are finished; writes the status of each as if it were."""
         border = descent.status == Status.NOT_FINITE
         still = (descent.status == Status.CONVERGED) | (descent.status == Status.STALLED) | border
-        slow = (new.error <= self.accept) & (new.error > old.error / 3) & (descent.nodes.shape[1] > _WALLED_SEGMENTS)
+        fine = descent.nodes.shape[1] > _WALLED_SEGMENTS
+        slow = still & (new.error <= self.accept) & (new.error > old.error / 3) & fine
         known = (new.error <= self.accept) & ~border
         new.status = torch.where(
             known, Status.CONVERGED, torch.where(still & ~border, Status.UNRESOLVED, descent.status)
         )
-        return (~discarded & ((new.error <= aim) | (still & slow))) | last
+        return (~discarded & (slow | ((new.error <= aim) & (still | fine)))) | last
 
 
 def _stay(paths: Paths, point: Tensor) -> None:
@@ -206,7 +213,7 @@ def _chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, o
     level = descent.nodes.shape[1] - 1
     width = max(paths.best.shape[1] - 1, level)
     new = replace(paths, nodes=descent.nodes, best=descent.nodes, smooth=smooth)
-    scale = paths.energy.clamp_min(torch.finfo(found.energy.dtype).tiny)
+    scale = torch.fmin(paths.energy, found.energy).clamp_min(torch.finfo(found.energy.dtype).tiny)
     change = (found.energy - paths.energy).abs() / scale
     share = torch.where(worse, 1.0, 1 / (2**order - 1))  # what the finer of two levels lacks of their difference
     # alone, a level is judged by what refinement adds: nodes that are off by h² cost h⁴ (thirty times that covers all we met)

@@ -141,7 +141,8 @@ class Minimizer:
         accepted = positive & torch.where(flat, ahead.energy <= model.energy + noise, gain > 1e-3)
 
         converged = flat | (accepted & last)
-        curves.left = torch.where(accepted & ~flat, torch.where(last, left, 10 * predicted), 0.0)
+        to_come = torch.where(flat, 0.0, torch.where(last, left, 10 * predicted))
+        curves.left = torch.where(accepted | flat, to_come, curves.left)
         curves = _moved(curves, trial, ahead.energy, accepted, predicted, near)
         _adapt(curves, accepted, gain)
         model = merge(accepted, ahead, model)
