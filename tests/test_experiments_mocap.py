@@ -1,0 +1,151 @@
+"""Poses between poses: the measures are those of the product of spheres, pairs are opposite, paths keep to the codes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+import pullback as pb
+from pullback.data import BONES26, motion
+from pullback.experiments import _poses, mocap
+from pullback.experiments._pose_measures import (
+    SampledKL,
+    angles,
+    angular_steps,
+    distance_to_nearest,
+    unevenness,
+)
+from pullback.experiments._poses import Training, from_opposite, heading, stride_phase
+from pullback.experiments._skeleton import projected
+
+TINY = replace(
+    mocap.PAPER,
+    training=Training(num_steps=250, num_fine_steps=50, num_centers=80, every=20),
+    num_pairs=6,
+    num_compared=2,
+    num_candidates=5,
+    num_frames=16,
+    num_nodes=900,
+    max_segments=32,
+    every_reference=20,
+    num_poses=4,
+    num_samples=400,
+    resolution=10,
+)
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    """The stand-in: a generated walk."""
+    monkeypatch.delenv("PULLBACK_DATA", raising=False)
+    monkeypatch.setattr(_poses.data, "motion", partial(motion, download=False))
+
+
+def rotated(x: torch.Tensor, angle: float) -> torch.Tensor:
+    c, s = math.cos(angle), math.sin(angle)
+    return x @ torch.tensor([[c, -s, 0], [s, c, 0], [0, 0, 1]], dtype=x.dtype).T
+
+
+def test_angles_of_rotations():
+    x = normalize(torch.randn(5, 3, dtype=torch.float64) * torch.tensor([1, 1, 0]), dim=-1)
+    for angle in (1e-7, 0.3, 2.0, math.pi):
+        torch.testing.assert_close(angles(x, rotated(x, angle)), torch.full((5,), angle).double(), rtol=1e-7, atol=0)
+
+
+def test_distance_to_nearest_is_the_minimum_of_product_distances():
+    poses, recorded = (normalize(torch.randn(n, 4, 3, dtype=torch.float64), dim=-1) for n in (150, 30))
+    expected = (poses[:, None] * recorded).sum(-1).acos().square().sum(-1).sqrt().amin(-1)
+    torch.testing.assert_close(distance_to_nearest(poses.reshape(10, 15, 4, 3), recorded), expected.reshape(10, 15))
+    assert (distance_to_nearest(recorded, recorded) == 0).all()
+
+
+def test_motion_at_constant_speed_is_even():
+    x = torch.tensor([[1.0, 0, 0], [0, 1, 0]], dtype=torch.float64)
+    even = torch.stack([rotated(x, 0.1 * i) for i in range(8)])
+    steps = angular_steps(even)
+    torch.testing.assert_close(steps, torch.full((7,), 0.1, dtype=torch.float64))
+    assert unevenness(steps) < 1e-10
+    assert unevenness(angular_steps(torch.stack([rotated(x, 0.1 * i**2) for i in range(8)]))) > 0.5
+
+
+def test_sampled_divergence_agrees_with_the_closed_form():
+    loc = normalize(torch.randn(3, 3, dtype=torch.float64), dim=-1)
+    p = pb.VonMisesFisher(loc, torch.tensor([1.0, 10.0, 300.0], dtype=torch.float64))
+    q = pb.VonMisesFisher(rotated(loc, 0.2), torch.tensor([2.0, 5.0, 200.0], dtype=torch.float64))
+    exact = pb.kl(p, q)
+    torch.testing.assert_close(SampledKL(100_000)(p, q), exact, rtol=0.05, atol=0.01)
+    torch.testing.assert_close(pb.MonteCarloKL(100_000)(p, q), exact, rtol=0.03, atol=0)
+
+
+def test_phases_of_the_generated_walk():
+    """Strides at the pace of the generator, between turns about the vertical."""
+    walk = motion(bones=BONES26, download=False)
+    phase, amplitude = stride_phase(walk)
+    turns = torch.remainder(phase.diff() + math.pi, 2 * math.pi) - math.pi
+    strides = float(turns[200:-200].sum()) / (2 * math.pi) / (len(turns[200:-200]) / walk.fps)
+    assert abs(abs(strides) - 0.93) < 0.05
+    assert (amplitude[200:-200] > 0).all()
+    facing = heading(walk)
+    # upright walkers face where their shoulders' normal points
+    assert from_opposite(facing[0], facing + math.pi).min() < 0.05
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """One folder, so that the network is trained once."""
+    return tmp_path_factory.mktemp("mocap")
+
+
+def test_pairs_are_codes_in_opposite_phase(out):
+    model = _poses.trained(out, TINY.training, 0)
+    phase = stride_phase(model.motion)[0][:: TINY.training.every]
+    for name, tolerance in (("both", 1.2), ("stride", 0.2)):
+        for a, b in zip(*mocap.opposite_pairs(model, TINY)[name], strict=True):
+            i, j = ((model.codes == z).all(-1).nonzero()[0, 0] for z in (a, b))
+            assert from_opposite(phase[i], phase[j]) < tolerance
+
+
+def test_fading_decoder_keeps_directions_and_loses_concentration(out):
+    model = _poses.trained(out, TINY.training, 0)
+    far = model.codes.mean(0) + 1e4
+    faded, plain = model.reweighted()(far), model.vae.decoder(far)
+    torch.testing.assert_close(faded.loc, plain.loc)
+    torch.testing.assert_close(faded.concentration, torch.full_like(plain.concentration, TINY.training.faded))
+
+
+def test_poses_are_projected_with_their_lengths():
+    """No bone looks longer than it is, and vertical ones look as long."""
+    walk = motion(bones=BONES26, download=False)
+    lines = torch.from_numpy(projected(walk.skeleton, walk.directions[:50]))
+    seen = (lines[..., 1, :] - lines[..., 0, :]).norm(dim=-1)
+    assert (seen <= walk.skeleton.lengths + 1e-9).all()
+    up = torch.zeros(1, len(BONES26), 3, dtype=torch.float64)
+    up[..., 1] = 1
+    lines = torch.from_numpy(projected(walk.skeleton, up))
+    torch.testing.assert_close((lines[..., 1, :] - lines[..., 0, :]).norm(dim=-1)[0], walk.skeleton.lengths)
+
+
+def test_run_finds_what_the_paper_claims_and_repeats_itself(out):
+    report = mocap.run(out, TINY)
+    routes = report.numbers["opposite_stride_and_heading"]["routes"]
+    assert report.source.startswith("A stand-in")
+    assert routes["recommended"]["unevenness"] < routes["line"]["unevenness"]
+    assert routes["recommended"]["outside"] < routes["line"]["outside"]
+    assert report.numbers["opposite_stride_and_heading"]["sampled_lower"] > 0.3
+    assert report.numbers["kl"]["balanced_relative_error"] < 0.1
+    assert report.numbers["kl"]["balanced_negative"] == 0
+    for figure in report.figures:
+        assert figure.read_bytes().startswith(b"\x89PNG")
+        assert figure.with_suffix(".pdf").exists()
+    page = (out / "mocap.html").read_text()
+    assert not re.search(r"(src|href)\s*=|https?://|@import", page)
+    assert len(json.loads(re.findall(r"const scenes = (.*);", page)[0])[0]["frames"]) == TINY.num_frames
+    first = report.write(out).read_text()
+    assert mocap.run(out, TINY).write(out).read_text() == first
