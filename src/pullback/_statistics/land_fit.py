@@ -156,16 +156,17 @@ def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol:
             return component, Pace(exact=True, slope=slope, failed=True, rests=True)
         direction = -slope.inverse @ slope.gradient
     size = float(quadratic(direction, component.precision).sqrt())
+    if slope is None and pace.exact and 0.5 * size**2 < tol:
+        return component, Pace(exact=True, rests=True)
     mean = problem.atlas.exp(component.mean, pace.step * min(1.0, _MAX_STEP / max(size, 1e-12)) * direction)
     moved = seen_from(problem, mean, r) if problem.contains(mean) else None
     gain = -torch.inf if moved is None else component.cost(r) - moved.cost(r)
     if moved is not None and gain > 0:
-        flat = isinstance(problem.atlas.metric, Flat)
-        return moved, Pace(min(1.0, 2 * pace.step), pace.exact or gain < 10 * tol, slope, rests=flat and gain < tol)
+        return moved, Pace(min(1.0, 2 * pace.step), pace.exact or gain < 10 * tol, slope)
     if not pace.exact:
         return component, Pace(exact=True)
     small = pace.step / 4 < _MIN_STEP
-    return component, Pace(1.0 if small else pace.step / 4, True, slope, failed=not small, rests=small)
+    return component, Pace(pace.step if small else pace.step / 4, True, slope, failed=True, rests=small)
 
 
 def _steepest(component: Component, r: Tensor) -> Tensor:
