@@ -218,6 +218,6 @@ def _caption(settings: Settings) -> str:
 
 
 _TEXT = (
-    "Work is that of matrix products, in units of one forward pass at one code. The closed form grows linearly in d, all routes by divergences "
+    "Work is that of matrix products, in units of one forward pass at one code. The closed form and the Hessian grow linearly in d, differences "
     "quadratically. Times are those of the machine that drew the figure; they are in complexity-times.csv and not in the numbers of this report."
 )

@@ -199,7 +199,7 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
             "some fail to converge",
             f"{share('reweight', 'converged', ['bernoulli'])} converge, {share('reweight', 'leave', ['bernoulli'])} through the void; with "
             f"pullback.Extrapolated {share('recommended', 'converged', ['bernoulli'])}, all on the data",
-            "what looked like failure is a short cut through the void",
+            "some of the shortest paths lead through the void",
         ),
         Finding(
             "Energy of the paper's recipe, relative to the geodesic",
