@@ -1,7 +1,8 @@
 """The Fisher-Rao geometry of the latent space of any generative model with a stochastic decoder."""
 
 from importlib import import_module as _import_module
-from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from pullback import testing as testing
 from pullback._certificate import Certificate as Certificate
@@ -73,17 +74,10 @@ from pullback._solver.shooting import Shooting as Shooting
 from pullback._solver.shooting import Shots as Shots
 from pullback._solver.shooting import shoot as shoot
 from pullback._solver.spline import SplineDescent as SplineDescent
-from pullback._statistics.clustering import GeodesicKMeans as GeodesicKMeans
-from pullback._statistics.clustering import GeodesicKMedoids as GeodesicKMedoids
 from pullback._statistics.exponential_cloud import LogNormalizer as LogNormalizer
 from pullback._statistics.exponential_cloud import log_normalizer as log_normalizer
 from pullback._statistics.frechet import FrechetMean as FrechetMean
 from pullback._statistics.frechet import frechet_mean as frechet_mean
-from pullback._statistics.land import LAND as LAND
-from pullback._statistics.neighbors import GeodesicKernelDensity as GeodesicKernelDensity
-from pullback._statistics.neighbors import GeodesicNeighbors as GeodesicNeighbors
-from pullback._statistics.principal import PrincipalGeodesicAnalysis as PrincipalGeodesicAnalysis
-from pullback._statistics.regression import GeodesicRegression as GeodesicRegression
 from pullback._statistics.sampling import brownian_motion as brownian_motion
 from pullback._statistics.sampling import sample_uniform as sample_uniform
 from pullback._support import Support as Support
@@ -92,6 +86,15 @@ from pullback._transport import parallel_transport as parallel_transport
 from pullback._uncertainty import blend as blend
 from pullback._uncertainty import most_uncertain as most_uncertain
 from pullback._von_mises_fisher import VonMisesFisher as VonMisesFisher
+
+if _TYPE_CHECKING:
+    from pullback._statistics.clustering import GeodesicKMeans as GeodesicKMeans
+    from pullback._statistics.clustering import GeodesicKMedoids as GeodesicKMedoids
+    from pullback._statistics.land import LAND as LAND
+    from pullback._statistics.neighbors import GeodesicKernelDensity as GeodesicKernelDensity
+    from pullback._statistics.neighbors import GeodesicNeighbors as GeodesicNeighbors
+    from pullback._statistics.principal import PrincipalGeodesicAnalysis as PrincipalGeodesicAnalysis
+    from pullback._statistics.regression import GeodesicRegression as GeodesicRegression
 
 del (
     categories,
@@ -106,8 +109,21 @@ del (
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> _ModuleType:
-    """Loads `pullback.plot` and `pullback.data` when first used: what they import takes longer than all the rest."""
+_LATE = {
+    "GeodesicKMeans": "_statistics.clustering",
+    "GeodesicKMedoids": "_statistics.clustering",
+    "PrincipalGeodesicAnalysis": "_statistics.principal",
+    "GeodesicRegression": "_statistics.regression",
+    "GeodesicNeighbors": "_statistics.neighbors",
+    "GeodesicKernelDensity": "_statistics.neighbors",
+    "LAND": "_statistics.land",
+}
+
+
+def __getattr__(name: str) -> _Any:
+    """Loads the plots, the data sets and the estimators when first used: what they import takes longer than all the rest."""
     if name in ("plot", "data"):
         return _import_module(f"pullback.{name}")
+    if name in _LATE:
+        return getattr(_import_module(f"pullback.{_LATE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

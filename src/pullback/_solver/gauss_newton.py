@@ -130,7 +130,7 @@ class GaussNewton(Solver):
         first = level == self.min_segments and not last  # its minimum is only compared with
         max_steps = _FIRST_STEPS if first else self._max_steps(level, last)
         aim = self._aim(discrete, paths.nodes)
-        least = max(_RTOL, 0.3 * aim) if self.rtol is None else self.rtol
+        least = self.rtol or (_RTOL if aim == _RTOL else _COSTLY_RTOL / 10)
         enough = (_SHARE * paths.error).nan_to_num(_FIRST_RTOL).clamp(least, max(least, _FIRST_RTOL))
         descent = Minimizer(least, max_steps).run(discrete, paths.nodes, paths.damping, rtol=enough)
         found = measure(discrete, descent.nodes)
