@@ -128,7 +128,7 @@ class GaussNewton(Solver):
         level = paths.nodes.shape[1] - 1
         last = 2 * level > self.max_segments
         first = level == self.min_segments and not last  # its minimum is only compared with
-        max_steps = _FIRST_STEPS if first else self._max_steps(level, last)
+        max_steps = _FIRST_STEPS if first else self._max_steps(discrete, paths.nodes, last)
         aim = self._aim(discrete, paths.nodes)
         least = self.rtol or (_RTOL if aim == _RTOL else _COSTLY_RTOL / 10)
         enough = (_SHARE * paths.error).nan_to_num(_FIRST_RTOL).clamp(least, max(least, _FIRST_RTOL))
@@ -155,7 +155,8 @@ class GaussNewton(Solver):
         """The same with straight pieces, each measured in many chords; then back to smooth levels, if they can see now."""
         level = paths.nodes.shape[1] - 1
         last = 4 * level > self.max_segments
-        minimizer = Minimizer(self.accept / 30, self._max_steps(8 * level, last), substeps=_SUBSTEPS)
+        max_steps = min(50 if last else _COARSE_STEPS, self.max_steps)
+        minimizer = Minimizer(self.accept / 4, max_steps, substeps=_SUBSTEPS)
         span = paths.nodes.diff(dim=1).norm(dim=-1).sum(-1)
         pull = _PULL * paths.energy / span.square().clamp_min(torch.finfo(span.dtype).tiny)
         descent = minimizer.run(discrete, paths.nodes, paths.damping, pull=pull)
@@ -171,8 +172,11 @@ class GaussNewton(Solver):
         groups = {(True, 2 * level): rest}
         return take(back, back.returned & False), groups | {(False, _WALLED_SEGMENTS): back}
 
-    def _max_steps(self, level: int, last: bool) -> int:
-        return self.max_steps if last else min(max(_COARSE_STEPS, 2560 // level), self.max_steps)
+    def _max_steps(self, discrete: DiscreteEnergy, nodes: Tensor, last: bool) -> int:
+        """Few steps on coarse levels, more of them where finer ones would cost much."""
+        wide = discrete.num_features * (1 + nodes.shape[2]) > 1024
+        coarse = max(_COARSE_STEPS, 2560 // nodes.shape[1]) if wide else _COARSE_STEPS
+        return self.max_steps if last else min(coarse, self.max_steps)
 
     def _blind_segments(self, discrete: DiscreteEnergy, nodes: Tensor) -> int:
         """Segments from which a blind level means a wall. Where straight pieces in many chords cost too much, see more first."""
