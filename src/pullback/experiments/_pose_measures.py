@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 import pullback as pb
+from pullback.experiments._report import Table
 
 _AT_ONCE = 64  # poses that are compared with all recorded ones
 
@@ -73,3 +75,20 @@ def divergence_numbers(decoder: Callable[[Tensor], Distribution], codes: Tensor,
         "plain_energy_ratio": float(plain.sum() / exact.sum()),
         "balanced_energy_ratio": float(balanced.sum() / exact.sum()),
     }
+
+
+def measures_table(title: str, numbers: dict[str, Any], names: dict[str, str]) -> Table:
+    """The measures of every route, one a row."""
+    columns = ["route", "distance (rad)", "of samples", "mean step (rad)", "unevenness", "off the data", "converged"]
+    rows = [
+        [
+            names[route],
+            *(f"{n[key]:.3f}" for key in ("distance", "sampled_distance")),
+            f"{n['step']:.4f}",
+            f"{n['unevenness']:.2f}",
+            f"{n['outside']:.0%}",
+            f"{n['converged']} of {n['pairs']}",
+        ]
+        for route, n in numbers["routes"].items()
+    ]
+    return Table(title, columns, rows)

@@ -191,11 +191,11 @@ def _draw(exact: pb.Metric, codes: Tensor, models: dict[str, Any], settings: Set
     return figure
 
 
-def _report(model: Model, numbers: dict[str, Any], figure: Path) -> Report:
+def _findings(numbers: dict[str, Any]) -> list[Finding]:
     scores = numbers["held_out"]
     gain = scores["exact"]["volume"] - scores["same_base"]["volume"]
     ordinary = scores["exact"]["volume"] - scores["gaussian"]["volume"]
-    findings = [
+    return [
         Finding(
             "The density follows the codes",
             "adapts to the structure of the codes (a figure)",
@@ -218,6 +218,9 @@ def _report(model: Model, numbers: dict[str, Any], figure: Path) -> Report:
             f"{numbers['interpolation_error']:.1%} (median)",
         ),
     ]
+
+
+def _table(scores: dict[str, dict[str, float]]) -> Table:
     names = TITLES | {"gaussian": "Gaussian, ordinary"}
     rows = [
         [names[name], f"{s['volume']:.3f}", f"{s['dz']:.3f}", f"{s['standard_error']:.3f}"]
@@ -229,16 +232,20 @@ def _report(model: Model, numbers: dict[str, Any], figure: Path) -> Report:
         "with respect to dz",
         "standard error of the difference to LAND",
     ]
+    return Table("Mean log-likelihood of held-out codes", columns, rows)
+
+
+def _report(model: Model, numbers: dict[str, Any], figure: Path) -> Report:
     return Report(
         name="land",
         title="Locally adaptive normal distributions of poses",
         source=model.motion.source,
-        findings=findings,
+        findings=_findings(numbers),
         figures=[figure],
         files=[model.file],
         numbers=numbers,
         text=_TEXT,
-        tables=[Table("Mean log-likelihood of held-out codes", columns, rows)],
+        tables=[_table(numbers["held_out"])],
         deviations=_DEVIATIONS,
     )
 

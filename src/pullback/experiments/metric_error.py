@@ -172,11 +172,10 @@ def _draw(model: Model, grid: Tensor, maps: dict[str, Errors], settings: Setting
     return figure
 
 
-def _report(model: Model, numbers: dict[str, Any], figure: Path) -> Report:
-    routes, eps2 = numbers["routes"], numbers["settings"]["eps"] ** 2
+def _findings(numbers: dict[str, Any]) -> list[Finding]:
+    routes, exact, eps2 = numbers["routes"], numbers["appendix"], numbers["settings"]["eps"] ** 2
     ours, theirs = routes[OURS], routes[SAMPLED]
-    exact = numbers["appendix"]
-    findings = [
+    return [
         Finding(
             "Error of the metric on the data",
             "below ε² in the darker colours",
@@ -201,16 +200,19 @@ def _report(model: Model, numbers: dict[str, Any], figure: Path) -> Report:
             for space in _appendix.SPACES
         ),
     ]
+
+
+def _report(model: Model, numbers: dict[str, Any], figure: Path) -> Report:
     return Report(
         name="metric-error",
         title="Accuracy of the approximated metric",
         source=model.motion.source,
-        findings=findings,
+        findings=_findings(numbers),
         figures=[figure],
         files=[model.file],
         numbers=numbers,
         text=_TEXT,
-        tables=[_routes_table(routes), _appendix_table(exact)],
+        tables=[_routes_table(numbers["routes"]), _appendix_table(numbers["appendix"])],
         deviations=_DEVIATIONS,
     )
 

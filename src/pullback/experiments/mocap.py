@@ -20,9 +20,15 @@ from torch import Tensor
 
 import pullback as pb
 from pullback.experiments._mocap_figures import LINE, PATH, draw_latent, draw_measures, draw_strips
-from pullback.experiments._pose_measures import angular_steps, distance_to_nearest, divergence_numbers, unevenness
+from pullback.experiments._pose_measures import (
+    angular_steps,
+    distance_to_nearest,
+    divergence_numbers,
+    measures_table,
+    unevenness,
+)
 from pullback.experiments._poses import Model, Training, from_opposite, heading, stride_phase, trained
-from pullback.experiments._report import Finding, Report, Table, save_figure
+from pullback.experiments._report import Finding, Report, save_figure
 from pullback.experiments._skeleton import animation
 from pullback.experiments._weights import reproducible
 
@@ -215,10 +221,10 @@ def _example(model: Model, paths: Mapping[str, Traversals], settings: Settings) 
     return int(gain.argsort(stable=True)[len(gain) // 2])
 
 
-def _report(model: Model, numbers: dict[str, Any], figures: list[Path], files: list[Path]) -> Report:
+def _findings(numbers: dict[str, Any]) -> list[Finding]:
     both, stride, kl = numbers["opposite_stride_and_heading"], numbers["opposite_stride"], numbers["kl"]
     path, line, faded = (both["routes"][route] for route in ("recommended", "line", "reweighted"))
-    findings = [
+    return [
         Finding(
             "Decoded shortest paths are plausible poses",
             "consistently meaningful poses; the straight line becomes implausible (one picked pair)",
@@ -254,34 +260,22 @@ def _report(model: Model, numbers: dict[str, Any], figures: list[Path], files: l
             "there is a closed form on the sphere in space",
         ),
     ]
+
+
+def _report(model: Model, numbers: dict[str, Any], figures: list[Path], files: list[Path]) -> Report:
+    groups = {"in stride and heading": "opposite_stride_and_heading", "in stride": "opposite_stride"}
     return Report(
         name="mocap",
         title="Motion capture with von Mises–Fisher decoders",
         source=model.motion.source,
-        findings=findings,
+        findings=_findings(numbers),
         figures=figures,
         files=files,
         numbers=numbers,
         text=_TEXT,
-        tables=[_table("Pairs opposite in stride and heading", both), _table("Pairs opposite in stride", stride)],
+        tables=[measures_table(f"Pairs opposite {title}", numbers[g], ROUTES) for title, g in groups.items()],
         deviations=_DEVIATIONS,
     )
-
-
-def _table(title: str, numbers: dict[str, Any]) -> Table:
-    columns = ["route", "distance (rad)", "of samples", "mean step (rad)", "unevenness", "off the data", "converged"]
-    rows = [
-        [
-            ROUTES[route],
-            *(f"{n[key]:.3f}" for key in ("distance", "sampled_distance")),
-            f"{n['step']:.4f}",
-            f"{n['unevenness']:.2f}",
-            f"{n['outside']:.0%}",
-            f"{n['converged']} of {n['pairs']}",
-        ]
-        for route, n in numbers["routes"].items()
-    ]
-    return Table(title, columns, rows)
 
 
 _TEXT = (
