@@ -27,7 +27,7 @@ from pullback._solver.graph import Graph
 from pullback._statistics.charts import Atlas
 from pullback._statistics.estimator import Array, Estimator, generator, like
 from pullback._statistics.land_fit import Fit, Problem, first_means, fit, nearest
-from pullback._statistics.normalisation import Cloud, Proposal, Sample, importance_sample, log_volume, quadratic
+from pullback._statistics.normalisation import Cloud, Proposal, importance_sample, log_volume, quadratic
 
 _TOO_MANY_FAILED = 0.1
 _FINAL = 4  # times as many points for the final normalisation constants
@@ -107,9 +107,7 @@ class LAND(DensityMixin, Estimator):
             )
             found = fit(problem, means, tol=self.tol, max_iter=self.max_iter, verbose=self.verbose)
             self._atlas = atlas
-            self._finish(
-                problem, found, importance_sample(atlas.metric, groups, _FINAL * self.num_points, seed + _FRESH), X
-            )
+            self._finish(problem, found, seed + _FRESH, X)
         _warn(found, self.max_iter)
         return self
 
@@ -146,23 +144,20 @@ class LAND(DensityMixin, Estimator):
         label = torch.multinomial(joint.softmax(1), 1, generator=source)[:, 0]
         return like(z, self.means_), like(label, self.means_)
 
-    def _finish(self, problem: Problem, found: Fit, sample: Sample, X: Array) -> None:
-        """Sets the attributes; the normalisation constants are computed once more, with more points than the fit has seen."""
-        weight, terms, totals = sample.log_weight + sample.log_volume, [], []
+    def _finish(self, problem: Problem, found: Fit, seed: int, X: Array) -> None:
+        """Sets the attributes; the normalisation constants are computed once more, with new points, where the mass is."""
+        groups = _where_the_mass_is(problem, found, seed)
+        sample = importance_sample(problem.atlas.metric, groups, _FINAL * self.num_points, seed, adapted=True)
+        weight, totals = sample.log_weight + sample.log_volume, []
         for c in found.components:
-            cloud = Cloud(problem.atlas.log(c.mean, sample.z)[0], weight)
-            totals.append(cloud.log_normalizer(c.precision))
-            terms.append(cloud.log_terms(c.precision) - totals[-1][0])
-        mass = (torch.stack(terms, 1).exp() @ found.weights).clamp_min(0)
-        source = torch.Generator(device=mass.device).manual_seed(0)
-        chosen = torch.multinomial(mass, min(_NUM_KERNELS, int((mass > 0).sum())), generator=source)
+            totals.append(Cloud(problem.atlas.log(c.mean, sample.z)[0], weight).log_normalizer(c.precision))
         precisions = torch.stack([c.precision for c in found.components])
         self.weights_ = like(found.weights, X)
         self.means_ = like(torch.stack([c.mean for c in found.components]), X)
         self.precisions_, self.covariances_ = like(precisions, X), like(torch.linalg.inv(precisions), X)
         self.log_normalizers_ = like(torch.stack([total for total, _ in totals]), X)
         self.log_normalizer_se_ = like(torch.stack([error for _, error in totals]), X)
-        self.points_ = like(sample.z[chosen], X)
+        self.points_ = like(torch.cat(groups), X)
         self.lower_bound_, self.n_iter_, self.converged_ = found.bounds[-1], len(found.bounds) - 1, found.converged
 
     def _log_joint(self, z: Tensor) -> Tensor:
@@ -189,6 +184,17 @@ class LAND(DensityMixin, Estimator):
             kept, peak = torch.cat([kept, torch.cat([z, joint, level[:, None]], 1)]), max(peak, float(ratio.max()))
             kept = kept[kept[:, -1] > peak]
         return kept[:n, :d], kept[:n, d:-1]
+
+
+def _where_the_mass_is(problem: Problem, found: Fit, seed: int) -> list[Tensor]:
+    """For each component, points of the fit's sample, drawn in proportion to its density."""
+    source = torch.Generator(device=problem.codes.device).manual_seed(seed)
+    groups = []
+    for c in found.components:
+        mass = c.cloud.log_terms(c.precision).softmax(0)
+        num = min(_NUM_KERNELS // len(found.components), int((mass > 1e-4 * mass.max()).sum()))
+        groups.append(problem.sample.z[torch.multinomial(mass, max(num, len(c.mean) + 1), generator=source)])
+    return groups
 
 
 def _warn(found: Fit, max_iter: int) -> None:

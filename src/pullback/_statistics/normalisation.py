@@ -38,11 +38,12 @@ NUM_REPLICATES = 8  # independent parts of a sample, whose scatter is the standa
 _NEIGHBOURS = 16
 _MAX_KERNELS = 500
 _SHARES = (0.35, 0.2, 0.45)  # of the proposal: narrow kernels, wide ones, and one Gaussian over all
+_ADAPTED_SHARES = (0.75, 0.2, 0.05)  # where the kernels are known to lie as the density does
 _WIDE = (
     3.0  # standard deviations of the wide kernels over the narrow ones, which reaches into the walls around the data
 )
-_BROAD = 1.6  # standard deviations of the one Gaussian over those of the codes
-_BARRIER = 1e-6  # keeps precisions positive definite where the data fill all of the cloud
+_BROAD = 2.0  # standard deviations of the one Gaussian over those of the codes
+_BARRIER = 1e-2  # nats: holds precisions to the second moment of the data where the likelihood is flat in them
 _MAX_NEWTON = 60
 _CHUNK = 4096
 
@@ -84,15 +85,18 @@ def quadratic(v: Tensor, precision: Tensor) -> Tensor:
     return ((v @ precision) * v).sum(-1)
 
 
-def importance_sample(metric: Metric, groups: list[Tensor], num: int, random_state: int) -> Sample:
+def importance_sample(
+    metric: Metric, groups: list[Tensor], num: int, random_state: int, *, adapted: bool = False
+) -> Sample:
     r"""Points from a density around groups of codes, by scrambled Sobol sequences, one for each replicate.
 
     The density is a mixture: one half Gaussian kernels at the codes, narrow and wide, each with the covariance of its
-    neighbours, for densities that follow the data; the other half one broad Gaussian, for those that do not. The weights 1/q are then calibrated: for each group of codes, with :math:`g = N(m, \Sigma)` that has the moments
+    neighbours, for densities that follow the data; the other half one broad Gaussian, for those that do not.
+    With `adapted` the groups are samples of the densities in question, and nearly all of it is kernels. The weights 1/q are then calibrated: for each group of codes, with :math:`g = N(m, \Sigma)` that has the moments
     of the group, the integrals of :math:`g, g z, g z z^\top` are made exact. That removes the noise a nearly Gaussian density would see.
     """
     codes = torch.cat(groups)
-    proposal = Proposal.fit(codes)
+    proposal = Proposal.fit(codes, _ADAPTED_SHARES if adapted else _SHARES)
     per_replicate = max(2 * _num_controls(codes.shape[1]), -(-num // NUM_REPLICATES))
     z = torch.cat([proposal.draw(per_replicate, random_state + r) for r in range(NUM_REPLICATES)])
     weight = -proposal.log_density(z) - np.log(len(z))
@@ -105,8 +109,10 @@ def importance_sample(metric: Metric, groups: list[Tensor], num: int, random_sta
 def best_precision(cloud: Cloud, second_moment: Tensor) -> Tensor:
     r"""The precision of greatest likelihood for tangents with the given second moment S.
 
-    Minimises the convex function :math:`\tfrac12 \mathrm{tr}(\Gamma S) + \log C(\Gamma)`, at whose minimum the second moment of the density is S, by
-    Newton's method in coordinates in which S is the identity. A barrier of :math:`10^{-6} \log\det` keeps Γ positive definite.
+    Minimises the convex function :math:`\tfrac12 \mathrm{tr}(\Gamma S) + \log C(\Gamma) + \kappa\,(\mathrm{tr}(\Gamma S) - \log\det \Gamma)` by Newton's method in coordinates in
+    which S is the identity. But for its last term, at the minimum the second moment of the density is S. That term, with
+    :math:`\kappa` = 0.01 nats, is least at :math:`\Gamma = S^{-1}`, the minimum in flat space. Elsewhere it keeps Γ from vanishing: a few far
+    codes would have the density reach beyond all points of the cloud, where its integral can no longer be known.
     """
     factor = torch.linalg.cholesky(second_moment)
     v = torch.linalg.solve_triangular(factor, cloud.v.mT, upper=False).mT
@@ -171,7 +177,7 @@ class Proposal:
     log_shares: Tensor
 
     @classmethod
-    def fit(cls, codes: Tensor) -> Proposal:
+    def fit(cls, codes: Tensor, shares: tuple[float, float, float] = _ADAPTED_SHARES) -> Proposal:
         """Kernels with the covariances of each code's neighbours, the same three times as wide, and one broad Gaussian."""
         every = -(-len(codes) // _MAX_KERNELS)
         centers, (mean, covariance) = codes[::every], _moments(codes)
@@ -180,11 +186,11 @@ class Proposal:
         near = codes[squares.topk(k, largest=False).indices] - centers[:, None]
         local = near.mT @ near / k + 1e-3 * covariance
         counts = torch.tensor([len(centers), len(centers), 1])
-        shares = (torch.tensor(_SHARES, dtype=codes.dtype) / counts).repeat_interleave(counts)
+        each = (torch.tensor(shares, dtype=codes.dtype) / counts).repeat_interleave(counts)
         return cls(
             torch.cat([centers, centers, mean[None]]),
             torch.linalg.cholesky(torch.cat([local, _WIDE**2 * local, _BROAD**2 * covariance[None]])),
-            shares.to(codes).log(),
+            each.to(codes).log(),
         )
 
     def draw(self, num: int, seed: int) -> Tensor:
