@@ -187,14 +187,22 @@ class LAND(DensityMixin, Estimator):
 
 
 def _where_the_mass_is(problem: Problem, found: Fit, seed: int) -> list[Tensor]:
-    """For each component, points of the fit's sample, drawn in proportion to its density."""
+    """For each component, points drawn in proportion to its density: from the fit's sample, and from a finer one around those."""
     source = torch.Generator(device=problem.codes.device).manual_seed(seed)
-    groups = []
-    for c in found.components:
-        mass = c.cloud.log_terms(c.precision).softmax(0)
-        num = min(_NUM_KERNELS // len(found.components), int((mass > 1e-4 * mass.max()).sum()))
-        groups.append(problem.sample.z[torch.multinomial(mass, max(num, len(c.mean) + 1), generator=source)])
-    return groups
+    num = -(-_NUM_KERNELS // len(found.components))
+    groups = [_draw(problem.sample.z, c.cloud.log_terms(c.precision), num, source) for c in found.components]
+    sample = importance_sample(problem.atlas.metric, groups, 2 * len(problem.sample.z), seed + 1, adapted=True)
+    weight, finer = sample.log_weight + sample.log_volume, []
+    for c, group in zip(found.components, groups, strict=True):
+        terms = Cloud(problem.atlas.log(c.mean, sample.z)[0], weight).log_terms(c.precision)
+        finer.append(torch.cat([group, _draw(sample.z, terms, num, source)]))
+    return finer
+
+
+def _draw(points: Tensor, log_mass: Tensor, num: int, source: torch.Generator) -> Tensor:
+    mass = log_mass.softmax(0)
+    some = max(points.shape[1] + 1, min(num, int((mass > 1e-4 * mass.max()).sum())))
+    return points[torch.multinomial(mass, some, generator=source)]
 
 
 def _warn(found: Fit, max_iter: int) -> None:

@@ -36,15 +36,18 @@ from pullback._metric.base import Metric
 
 NUM_REPLICATES = 8  # independent parts of a sample, whose scatter is the standard error
 _NEIGHBOURS = 16
-_MAX_KERNELS = 500
+_MAX_KERNELS = 1000
 _SHARES = (0.35, 0.2, 0.45)  # of the proposal: narrow kernels, wide ones, and one Gaussian over all
-_ADAPTED_SHARES = (0.75, 0.2, 0.05)  # where the kernels are known to lie as the density does
+_ADAPTED_SHARES = (0.6, 0.3, 0.1)  # where the kernels are known to lie as the density does
 _WIDE = (
     3.0  # standard deviations of the wide kernels over the narrow ones, which reaches into the walls around the data
 )
 _BROAD = 2.0  # standard deviations of the one Gaussian over those of the codes
 _BARRIER = 1e-2  # nats: holds precisions to the second moment of the data where the likelihood is flat in them
 _MAX_NEWTON = 60
+_MAX_TILT = (
+    0.5  # of log-weights by calibration; where it takes more, the Gaussian of the codes is no guide to the density
+)
 _CHUNK = 4096
 
 
@@ -238,7 +241,7 @@ def _controls(z: Tensor, log_weight: Tensor, codes: Tensor) -> tuple[Tensor, Ten
 
 
 def _calibration(terms: Tensor, exact: Tensor) -> Tensor:
-    r"""Logarithms of positive factors for the weights, near 0, that make the sums of the terms exact; 0 where there are none.
+    r"""Logarithms of positive factors for the weights, near 0, that make the sums of the terms exact; 0 if that takes large ones.
 
     Exponential tilting: of all such factors those with the least Kullback-Leibler divergence from 1, :math:`e^{\lambda\cdot h}`.
     """
@@ -247,7 +250,8 @@ def _calibration(terms: Tensor, exact: Tensor) -> Tensor:
         p = (h @ multiplier).exp() / len(h)
         slope = p @ h - exact
         if slope.abs().max() < 1e-9:
-            return h @ multiplier
+            tilt = h @ multiplier
+            return tilt if tilt.abs().max() < _MAX_TILT else torch.zeros_like(tilt)
         hessian = h.mT @ (p[:, None] * h)
         step = torch.linalg.lstsq(hessian, slope[:, None]).solution[:, 0]
         size = min(
