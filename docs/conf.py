@@ -59,5 +59,11 @@ def _code_fences(app, what, name, obj, options, lines):
     lines[:] = fence.sub(_code_block, "\n".join(lines)).split("\n")
 
 
+def _skip_routing(app, what, name, obj, skip, options):
+    """What scikit-learn adds to every estimator is documented there."""
+    return skip or bool(re.fullmatch(r"set_\w+_request|get_metadata_routing", name))
+
+
 def setup(app):
+    app.connect("autodoc-skip-member", _skip_routing)
     app.connect("autodoc-process-docstring", _code_fences)
