@@ -132,7 +132,7 @@ def trained(out: Path, training: Training, seed: int) -> Model:
     key = (training, motion.source)
     build = partial(PoseVAE, training.hidden, training.unit)
     vae = cached(out, "poses", key, build, partial(_fit, poses.float(), training), seed=seed).double()
-    return Model(motion, vae, vae.encode(poses), training, weights_file(out, "poses", (key, seed)))
+    return Model(motion, vae, vae.encode(poses), training, weights_file(out, "poses", key, vae, seed=seed))
 
 
 def _fit(poses: Tensor, training: Training, vae: PoseVAE) -> None:

@@ -42,8 +42,7 @@ def cached(
     """
     with reproducible(seed):
         network = build()
-        shapes = {parameter: tuple(value.shape) for parameter, value in network.state_dict().items()}
-        file = weights_file(out, name, (key, seed, shapes))
+        file = weights_file(out, name, key, network, seed=seed)
         if not file.exists():
             fit(network)
             _save(network, file)
@@ -51,9 +50,10 @@ def cached(
     return network.eval().requires_grad_(False)
 
 
-def weights_file(out: Path, name: str, key: Any) -> Path:
+def weights_file(out: Path, name: str, key: Any, network: nn.Module, *, seed: int = 0) -> Path:
     """The file of a network's weights: its name, and a hash of all that decides them."""
-    digest = hashlib.sha256(repr((pb.__version__, key)).encode()).hexdigest()
+    shapes = {parameter: tuple(value.shape) for parameter, value in network.state_dict().items()}
+    digest = hashlib.sha256(repr((pb.__version__, (key, seed, shapes))).encode()).hexdigest()
     return out / "weights" / f"{name}-{digest[:12]}.safetensors"
 
 
