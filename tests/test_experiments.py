@@ -105,12 +105,12 @@ def test_unknown_family_is_refused():
 
 
 def test_run_compares_three_kinds_of_paths(tmp_path):
-    settings = toy.Settings(resolution=10, num_paths=2, max_segments=32)
+    settings = toy.Settings(resolution=6, num_paths=2, max_segments=32, recipe=Recipe(num_rows=30, max_steps=30))
     report = toy.run(tmp_path / "new", settings)
     families = report.numbers["families"]
     assert set(families) == set(toy.FAMILIES)
     for rows in families.values():
-        assert set(rows) == set(toy.ROWS)
+        assert set(rows) == set(toy.KINDS)
         assert rows["recommended"]["leave"] == 0
     text = report.write(tmp_path).read_text()
     assert toy.run(tmp_path / "again", settings).write(tmp_path / "again").read_text() == text

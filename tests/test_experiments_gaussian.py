@@ -15,13 +15,16 @@ from pullback.experiments._paths import distance_to_codes, nearest, pairs_across
 
 TINY = replace(
     gaussian.PAPER,
-    num_steps=3000,
-    num_noise_steps=600,
+    num_steps=1500,
+    num_fine_steps=300,
+    learning_rate=1e-2,
+    num_centers=100,
+    num_noise_steps=300,
     num_candidates=1000,
-    num_pairs=6,
-    num_nodes=900,
-    max_segments=128,
-    resolution=12,
+    num_pairs=4,
+    num_nodes=400,
+    max_segments=64,
+    resolution=8,
 )
 
 

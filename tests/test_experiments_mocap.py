@@ -144,6 +144,7 @@ def test_run_finds_what_the_paper_claims_and_repeats_itself(out):
     for figure in report.figures:
         assert figure.read_bytes().startswith(b"\x89PNG")
         assert figure.with_suffix(".pdf").exists()
+    assert all(file.exists() for file in report.files)
     page = (out / "mocap.html").read_text()
     assert not re.search(r"(src|href)\s*=|https?://|@import", page)
     assert len(json.loads(re.findall(r"const scenes = (.*);", page)[0])[0]["frames"]) == TINY.num_frames

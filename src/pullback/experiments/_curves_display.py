@@ -15,6 +15,7 @@ from torch.distributions import Normal
 
 import pullback as pb
 from pullback import plot
+from pullback.experiments._report import WIDTH
 
 PATH, LINE = "#d62728", "black"
 VARIANCE = "RdYlGn_r"  # as in the paper: green where the variance is low, red where it is high
@@ -29,23 +30,23 @@ def draw_manifold(
     resolution: int,
 ) -> Figure:
     """A surface with a shortest path on it, and the latent plane with the code of that path."""
-    figure = plt.figure(figsize=(9, 4.2), layout="constrained")
-    left = _space_axes(figure, "manifold in space")
+    figure = plt.figure(figsize=(WIDTH, 6.0), layout="constrained")
+    top = _space_axes(figure, "manifold in space")
     grid = _grid(box, 61)
     x, y, z = surface(grid).unbind(-1)
-    left.plot_surface(x.numpy(), y.numpy(), z.numpy(), cmap="Blues", alpha=0.7, linewidth=0, vmin=-0.3, vmax=1.5)
+    top.plot_surface(x.numpy(), y.numpy(), z.numpy(), cmap="Blues", alpha=0.7, linewidth=0, vmin=-0.3, vmax=1.5)
     for curve, color, style in ((path, PATH, "-"), (line, LINE, "--")):
         u, v, w = surface(curve.resample(200)).T.numpy()
-        left.plot(u, v, w + 0.02, color=color, linestyle=style, linewidth=2, zorder=10)
-    left.set(xlabel="$x_1$", ylabel="$x_2$", zlabel="$x_3$")
-    left.view_init(elev=40, azim=-65)
-    right = figure.add_subplot(1, 2, 2)
+        top.plot(u, v, w + 0.02, color=color, linestyle=style, linewidth=2, zorder=10)
+    top.set(xlabel="$x_1$", ylabel="$x_2$", zlabel="$x_3$")
+    top.view_init(elev=40, azim=-65)
+    bottom = figure.add_subplot(2, 1, 2)
     bounds = (*box[:, 0].tolist(), *box[:, 1].tolist())
-    plot.latent(metric, bounds=bounds, resolution=resolution, cmap="Greys", ax=right)
+    plot.latent(metric, bounds=bounds, resolution=resolution, cmap="Greys", ax=bottom)
     for curve, color, style, name in ((path, PATH, "-", "shortest path"), (line, LINE, "--", "straight line")):
-        plot.paths(curve, ax=right, color=color, linestyle=style, linewidth=2, label=name)
-    right.set(xlabel="$z_1$", ylabel="$z_2$", title="latent space")
-    right.legend(loc="upper left", fontsize="small")
+        plot.paths(curve, ax=bottom, color=color, linestyle=style, linewidth=2, label=name)
+    bottom.set(xlabel="$z_1$", ylabel="$z_2$", title="latent space")
+    bottom.legend(loc="lower right", fontsize="small")
     return figure
 
 
@@ -58,19 +59,19 @@ def draw_space(
     resolution: int,
 ) -> Figure:
     """The means of both curves among the data, and both curves in the space of the parameters."""
-    figure = plt.figure(figsize=(11, 4.8), layout="constrained")
-    left = figure.add_subplot(1, 2, 1)
+    figure = plt.figure(figsize=(WIDTH, 6.6), layout="constrained")
+    top = figure.add_subplot(2, 1, 1)
     means = decoder(codes).mean
-    left.scatter(*means.T.numpy(), s=5, color="0.6", label="data (means)", zorder=1)
+    top.scatter(*means.T.numpy(), s=5, color="0.6", label="data (means)", zorder=1)
     scale = Normalize(float(along.scale.min()), float(shortest.scale.max()))
     for curve, name in ((along, r"$\gamma$"), (shortest, "$c$")):
-        _draw_means(left, curve, scale)
+        _draw_means(top, curve, scale)
         x, y = curve.mean[len(curve.mean) // 2].tolist()
-        left.annotate(name, (x, y), xytext=(10, 0), textcoords="offset points", fontsize="x-large")
-    bar = figure.colorbar(plt.cm.ScalarMappable(scale, VARIANCE), ax=left, shrink=0.8)
+        top.annotate(name, (x, y), xytext=(10, 0), textcoords="offset points", fontsize="x-large")
+    bar = figure.colorbar(plt.cm.ScalarMappable(scale, VARIANCE), ax=top, shrink=0.8)
     bar.set_label("standard deviation")
-    left.set(xlabel=r"$\mu_1$", ylabel=r"$\mu_2$", title=r"$p(x|\gamma(t))$ and $p(x|c(t))$", aspect="equal")
-    left.legend(loc="lower left", fontsize="small")
+    top.set(xlabel=r"$\mu_1$", ylabel=r"$\mu_2$", title=r"$p(x|\gamma(t))$ and $p(x|c(t))$", aspect="equal")
+    top.legend(loc="lower right", fontsize="small")
     _draw_parameters(figure, metric, decoder, codes, (along, shortest), resolution)
     return figure
 
@@ -125,7 +126,7 @@ def _draw_parameters(
 
 
 def _space_axes(figure: Figure, title: str) -> Axes3D:
-    ax = figure.add_subplot(1, 2, 1 if not figure.axes else 2, projection="3d")
+    ax = figure.add_subplot(2, 1, 1 if not figure.axes else 2, projection="3d")
     if not isinstance(ax, Axes3D):
         raise TypeError("matplotlib has no three-dimensional axes: install it whole, with mpl_toolkits.")
     ax.set_title(title)

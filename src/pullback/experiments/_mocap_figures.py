@@ -19,10 +19,11 @@ from torch import Tensor
 import pullback as pb
 from pullback import plot
 from pullback.data import Skeleton
+from pullback.experiments._report import WIDTH
 from pullback.experiments._skeleton import strip
 
-PATH, LINE = "#1a9850", "#d73027"
-OUTLINE = [Stroke(linewidth=3, foreground="white", alpha=0.8), Unchanged()]
+PATH, LINE, PATHS = "#1a9850", "#d73027", "#ff6a3d"
+OUTLINE = [Stroke(linewidth=2.4, foreground="white", alpha=0.8), Unchanged()]
 SPAN = 12.0  # nats of log-volume that the colours cover, at most
 
 
@@ -33,25 +34,25 @@ def draw_latent(
     resolution: int,
 ) -> Figure:
     """Latent spaces with their shortest paths ``(n, frames, 2)``, and one pair joined by the path and by the line."""
-    figure, axes = plt.subplots(1, len(panels) + 1, figsize=(13, 5), sharex=True, sharey=True, layout="compressed")
-    metric = next(iter(panels.values()))[0]
-    for ax, (title, (own, paths)) in zip(axes, panels.items(), strict=False):
+    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 5.8), sharex=True, sharey=True, layout="compressed")
+    metric, last = next(iter(panels.values()))[0], axes[-1, -1]
+    for ax, (title, (own, paths)) in zip(axes.flat, panels.items(), strict=False):
         _background(ax, figure, own, codes, resolution)
         for curve in paths.numpy():
-            ax.plot(*curve.T, color="#ff6a3d", linewidth=1.2)
+            ax.plot(*curve.T, color=PATHS, linewidth=0.9)
         ax.set_title(title, fontsize="medium")
-    _background(axes[-1], figure, metric, codes, resolution)
+    _background(last, figure, metric, codes, resolution)
     for curve, color in zip(example, (PATH, LINE), strict=True):
-        axes[-1].plot(*curve.numpy().T, color=color, linewidth=2.2, path_effects=OUTLINE)
-        axes[-1].scatter(*curve[[0, -1]].numpy().T, s=30, color="black", zorder=4)
-    axes[-1].set_title("one pair, Extrapolated", fontsize="medium")
+        last.plot(*curve.numpy().T, color=color, linewidth=1.6, path_effects=OUTLINE)
+        last.scatter(*curve[[0, -1]].numpy().T, s=12, color="black", zorder=4)
+    last.set_title("one pair, Extrapolated", fontsize="medium")
     handles = [
         Line2D([], [], linestyle="", marker="o", markersize=3, color="white", markeredgecolor="0.4", label="code"),
-        Line2D([], [], color="#ff6a3d", label="shortest paths"),
-        Line2D([], [], color=PATH, linewidth=2.2, label="shortest path of one pair"),
-        Line2D([], [], color=LINE, linewidth=2.2, label="its straight line"),
+        Line2D([], [], color=PATHS, linewidth=0.9, label="shortest paths"),
+        Line2D([], [], color=PATH, linewidth=1.6, label="that of one pair"),
+        Line2D([], [], color=LINE, linewidth=1.6, label="its straight line"),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
@@ -60,14 +61,14 @@ def _background(ax: Axes, figure: Figure, metric: pb.Metric, codes: Tensor, reso
     low, high = drawn.image.get_clim()
     drawn.image.set_clim(max(low, high - SPAN), high)
     if drawn.codes is not None:
-        drawn.codes.set(sizes=[1.5], color="white", alpha=0.5, linewidths=0)
-    bar = figure.colorbar(drawn.image, ax=ax, location="bottom", pad=0.02, shrink=0.85, extend="both")
+        drawn.codes.set(sizes=[0.6], color="white", alpha=0.5, linewidths=0)
+    bar = figure.colorbar(drawn.image, ax=ax, location="bottom", pad=0.02, shrink=0.9, extend="both")
     bar.set_label(r"$\frac{1}{2}\log\det M$")
 
 
 def draw_strips(skeleton: Skeleton, motions: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
     """Motions as rows of stick figures ``(n, bones, 3)``, coloured by their distance ``(n,)`` to the nearest recorded pose."""
-    figure, axes = plt.subplots(len(motions), 1, figsize=(9, 2.3 * len(motions)), layout="compressed")
+    figure, axes = plt.subplots(len(motions), 1, figsize=(WIDTH, 1.5 * len(motions)), layout="compressed")
     scale = Normalize(0, max(float(distance.max()) for _, distance in motions.values()))
     cmap = plt.get_cmap("plasma_r")
     for ax, (name, (poses, distance)) in zip(axes, motions.items(), strict=True):
@@ -76,27 +77,27 @@ def draw_strips(skeleton: Skeleton, motions: Mapping[str, tuple[Tensor, Tensor]]
         ax.set_xticks(range(len(poses)), [f"{x:.2f}" for x in distance.tolist()], fontsize="small")
         ax.tick_params(length=0)
         ax.set_title(name, fontsize="medium", loc="left")
-    axes[-1].set_xlabel(
-        "from one end of the path to the other; below each pose: distance to the nearest recorded pose (rad)"
-    )
     shown = cmap(np.linspace(0.15, 1, 256))
-    bar = figure.colorbar(ScalarMappable(scale, ListedColormap(shown)), ax=axes, shrink=0.8)
+    bar = figure.colorbar(
+        ScalarMappable(scale, ListedColormap(shown)), ax=axes, location="bottom", shrink=0.7, pad=0.03
+    )
     bar.set_label("distance to the nearest recorded pose (rad)")
     return figure
 
 
 def draw_measures(distances: Mapping[str, Tensor], steps: Mapping[str, Tensor], floor: float) -> Figure:
     """Means and quartiles over the pairs of the distance ``(pairs, frames)`` and the angular step ``(pairs, frames - 1)``."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure, axes = plt.subplots(2, 1, figsize=(WIDTH, 4.4), sharex=True, layout="constrained")
     for ax, curves in zip(axes, (distances, steps), strict=True):
         for (name, values), color in zip(curves.items(), (PATH, LINE), strict=True):
             t = torch.linspace(0, 1, values.shape[1])
             low, high = values.quantile(torch.tensor([0.25, 0.75]).to(values), dim=0)
             ax.plot(t, values.mean(0), color=color, label=name)
             ax.fill_between(t, low, high, color=color, alpha=0.2, linewidth=0)
-        ax.set(xlabel="place on the path", xlim=(0, 1), ylim=(0, None))
+        ax.set(xlim=(0, 1), ylim=(0, None))
     axes[0].axhline(floor, color="0.4", linestyle=":", label="decoded codes, mean")
     axes[0].set_ylabel("distance to the nearest\nrecorded pose (rad)")
     axes[1].set_ylabel("mean angle of a bone\nto the next frame (rad)")
-    axes[0].legend(frameon=False, fontsize="small")
+    axes[1].set_xlabel("place on the path")
+    axes[0].legend(frameon=False, fontsize="small", loc="upper left")
     return figure

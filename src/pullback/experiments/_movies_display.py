@@ -13,7 +13,7 @@ from torch import Tensor
 
 import pullback as pb
 from pullback import plot
-from pullback.experiments._report import Table
+from pullback.experiments._report import WIDTH, Table
 
 COLORS = ("#2ca02c", "#d62728")  # as in the paper: our path green, the straight line red
 
@@ -22,37 +22,38 @@ def draw_example(
     metric: pb.Metric, codes: Tensor, curves: Sequence[pb.Curve], matrices: dict[str, Tensor], resolution: int
 ) -> Figure:
     """The latent space with both ways between two users, and the similarities of the users along each."""
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained", width_ratios=[1.25, 1, 1])
+    figure, places = plt.subplot_mosaic("aa;bc", figsize=(WIDTH, 5.6), layout="constrained", height_ratios=[1.3, 1])
+    axes = [places[key] for key in "abc"]
     drawn = plot.latent(metric, codes, resolution=resolution, cmap="Greys", ax=axes[0])
     low, high = drawn.image.get_clim()
     drawn.image.set_clim(low, low + 2 * (high - low))  # pale, so that codes and curves stand out
     if drawn.codes is not None:
-        drawn.codes.set(sizes=[3], color="#4477aa", alpha=0.5, linewidths=0)
+        drawn.codes.set(sizes=[1.5], color="#4477aa", alpha=0.5, linewidths=0)
     for curve, color in zip(curves, COLORS, strict=True):
-        plot.paths(curve, ax=axes[0], color=color, linewidth=2.2)
-    handles = [Line2D([], [], color=c, linewidth=2.2, label=name) for c, name in zip(COLORS, matrices, strict=True)]
+        plot.paths(curve, ax=axes[0], color=color, linewidth=1.6)
+    handles = [Line2D([], [], color=c, linewidth=1.6, label=name) for c, name in zip(COLORS, matrices, strict=True)]
     axes[0].legend(handles=handles, fontsize="small", loc="best")
-    axes[0].set_title("latent space")
     lowest = min(float(matrix.min()) for matrix in matrices.values())
     for ax, (name, matrix), color in zip(axes[1:], matrices.items(), COLORS, strict=True):
         image = ax.imshow(matrix.numpy(), vmin=lowest, vmax=1, cmap="viridis")
-        ax.set_title(f"users along {name}", color=color)
+        ax.set_title(f"users along\n{name}", color=color, fontsize="medium")
         ticks = range(0, len(matrix), 5)
-        ax.set(xlabel="user", ylabel="user", xticks=ticks, yticks=ticks)
+        ax.set(xlabel="user", xticks=ticks, yticks=ticks)
+    axes[1].set_ylabel("user")
     figure.colorbar(image, ax=axes[1:], shrink=0.85, label="cosine similarity")
     return figure
 
 
 def draw_views(seen: Tensor) -> Figure:
     """How often each movie was seen, and how many movies each viewer has seen."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.2), layout="constrained")
     views = seen.sum(0).sort(descending=True).values
     left.bar(range(1, len(views) + 1), views.tolist(), width=1.0, color="#4477aa", edgecolor="white", linewidth=0.4)
-    left.set(xlabel="movie, the most seen first", ylabel="views", title="views of each movie")
+    left.set(xlabel="movie, most seen first", ylabel="views", title="views of a movie")
     counts = seen.sum(1)
     bins = [k - 0.5 for k in range(int(counts.min()), int(counts.max()) + 2)]
     right.hist(counts.tolist(), bins=bins, color="#4477aa", edgecolor="white", linewidth=0.4)
-    right.set(xlabel="movies seen", ylabel="viewers", title="movies of each viewer")
+    right.set(xlabel="movies seen", ylabel="viewers", title="movies of a viewer")
     return figure
 
 

@@ -18,7 +18,9 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from PIL import Image
 
-CAPTION_WIDTH = 13.0  # characters to an inch of figure
+WIDTH = 4.6  # inches of a figure: printed over a column of 8.5 cm, its fonts of 8 and 10 points are of 6 and 7
+CAPTION_GAP = 0.1  # inches between a figure and its caption
+CAPTION_WIDTH = 14.0  # characters to an inch of figure
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Report:
         return file
 
 
-def save_figure(figure: Figure, out: Path, name: str, *, caption: str = "", dpi: int = 150) -> Path:
+def save_figure(figure: Figure, out: Path, name: str, *, caption: str = "", dpi: int = 220) -> Path:
     """Writes ``out/name.png`` and ``out/name.pdf``, closes the figure, and returns the path of the PNG.
 
     Args:
@@ -112,8 +114,8 @@ def save_figure(figure: Figure, out: Path, name: str, *, caption: str = "", dpi:
         legend.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
     if caption:
         lines = textwrap.fill(caption, int(CAPTION_WIDTH * figure.get_figwidth()))
-        bottom = min(0.0, figure.get_tightbbox().y0 / figure.get_figheight())
-        figure.text(0.5, bottom - 0.02, lines, ha="center", va="top", fontsize="small", color="0.3")
+        bottom = (figure.get_tightbbox().y0 - CAPTION_GAP) / figure.get_figheight()
+        figure.text(0.5, bottom, lines, ha="center", va="top", fontsize="small", color="0.3")
     figure.savefig(png, dpi=dpi, bbox_inches="tight")
     figure.savefig(pdf, dpi=dpi, bbox_inches="tight", metadata={"CreationDate": None})
     plt.close(figure)

@@ -33,7 +33,7 @@ def strip(ax: Axes, skeleton: Skeleton, poses: Tensor, colors: np.ndarray) -> No
     lines = lines / (1.1 * (lines[..., 1].max() - lines[..., 1].min()))
     lines[..., 0] += np.arange(len(lines))[:, None, None]
     for pose, color in zip(lines, colors, strict=True):
-        ax.add_collection(LineCollection(list(pose), colors=[color], linewidths=1.6, capstyle="round"))
+        ax.add_collection(LineCollection(list(pose), colors=[color], linewidths=1.2, capstyle="round"))
     ax.set(xlim=(-0.6, len(lines) - 0.4), ylim=(lines[..., 1].min() - 0.05, lines[..., 1].max() + 0.05), yticks=[])
     ax.set_aspect("equal")
     ax.spines[:].set_visible(False)

@@ -29,7 +29,7 @@ from torch.utils.flop_counter import flop_registry
 from tqdm import tqdm
 
 import pullback as pb
-from pullback.experiments._report import Finding, Report, Table, save_figure
+from pullback.experiments._report import WIDTH, Finding, Report, Table, save_figure
 from pullback.experiments._weights import reproducible
 
 Route = Callable[["Decoder"], pb.Metric]
@@ -155,7 +155,8 @@ def _flops(function: Callable[[], object]) -> int:
 
 
 def _draw(rows: list[dict[str, Any]], settings: Settings) -> Figure:
-    figure, (passes, by_d, by_D) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 4.6), layout="constrained")
+    passes, by_d, by_D, words = axes.flat
     d = list(settings.latent)
     passes.plot(d, [paper_passes(n) for n in d], "k--", label="paper's count, $3d^2 - d$")
     smallest = min(settings.latent)
@@ -169,7 +170,8 @@ def _draw(rows: list[dict[str, Any]], settings: Settings) -> Figure:
     )
     by_d.set(xlabel="latent dimensions d", ylabel="µs for a tensor", title=f"time ($D$ = {settings.num_features})")
     by_D.set(xlabel="features D", ylabel="µs for a tensor", title=f"time ($d$ = {smallest})")
-    figure.legend(*passes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    words.axis("off")
+    words.legend(*passes.get_legend_handles_labels(), loc="center", frameon=False, fontsize="small")
     return figure
 
 

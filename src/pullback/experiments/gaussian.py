@@ -5,8 +5,8 @@ vary: the metric that is pulled back, Euclidean or Fisher-Rao, and what models t
 standard deviation rises away from the codes (`pullback.RBFPrecision`). A linear layer is not.
 
 Do shortest paths follow the codes? Each path is measured by the mean distance of its points to the nearest code, per unit of latent length, and
-divided by the same number for the straight lines between the same pairs. Most pairs decide nothing, because the straight line is among the codes:
-the pairs drawn are of the hundredth whose lines stray farthest. Random pairs are measured beside them.
+divided by the same number for the straight lines between the same pairs: for random pairs, and for pairs of the hundredth whose lines stray farthest. These
+are drawn. The codes of an autoencoder that is trained to the end lie on an arc, which lines cut short. Before, they fill a blob, in which there is no other way to go.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pullback as pb
 from pullback import data, plot
 from pullback.experiments._gaussian_vae import NUM_PIXELS, ConstantNoise, GaussianVAE, LinearNoise
 from pullback.experiments._paths import distance_to_codes, pairs_across_gaps
-from pullback.experiments._report import Finding, Report, Table, save_figure
+from pullback.experiments._report import WIDTH, Finding, Report, Table, save_figure
 from pullback.experiments._training import minimise
 from pullback.experiments._weights import cached, reproducible
 
@@ -39,7 +39,8 @@ class Settings:
     seed: int = 0
     batch_size: int = 32
     learning_rate: float = 1e-3
-    num_steps: int = 6000
+    num_steps: int = 30_000
+    num_fine_steps: int = 6000  # with a tenth of the learning rate
     num_centers: int = 500  # of the radial basis functions
     width: float = 1.5  # of the radial basis functions, relative to the default of pullback.Support
     ceiling: float = 100.0  # of the regularised standard deviation, relative to that on the codes
@@ -47,7 +48,7 @@ class Settings:
     num_noise_steps: int = 1500
     min_stddev: float = 0.05
     num_candidates: int = 5000  # random pairs of codes
-    num_pairs: int = 20  # of the hundredth of them whose straight lines stray farthest
+    num_pairs: int = 40  # random ones, and as many of the hundredth whose straight lines stray farthest
     num_drawn: int = 10
     num_nodes: int = 2500  # of the lattice where paths start
     max_segments: int = 256
@@ -93,12 +94,14 @@ def _trained(
 
     Radial basis functions need the codes. So encoder and mean are trained first, with constant noise, and the same for all panels; then the noise.
     """
+    rate = settings.learning_rate
+    schedule = (settings.num_steps, rate), (settings.num_fine_steps, 0.1 * rate)
     vae = cached(
         out,
         "gaussian-means",
         (settings, source),
         lambda: GaussianVAE(ConstantNoise(), settings.min_stddev),
-        lambda vae: _fit(vae.negative_elbo, vae, images, settings),
+        lambda vae: _fit(vae.negative_elbo, vae, images, settings, *schedule),
         seed=settings.seed,
     )
     codes = vae.encode(images).loc
@@ -106,7 +109,10 @@ def _trained(
 
     def fit(noise: nn.Module) -> None:
         vae.noise = noise
-        _fit(lambda row: -vae(row[:, NUM_PIXELS:]).log_prob(row[:, :NUM_PIXELS]).sum(-1), noise, rows, settings)
+        schedule = (settings.num_noise_steps, settings.noise_learning_rate)
+        _fit(
+            lambda row: -vae(row[:, NUM_PIXELS:]).log_prob(row[:, :NUM_PIXELS]).sum(-1), noise, rows, settings, schedule
+        )
 
     build = partial(_radial_noise, images, codes, vae, settings) if panel.regularised else LinearNoise
     kind = "radial" if panel.regularised else "linear"
@@ -114,17 +120,20 @@ def _trained(
     return vae.double(), codes.double(), settings
 
 
-def _fit(loss: Callable[[Tensor], Tensor], network: nn.Module, rows: Tensor, settings: Settings) -> None:
-    whole = isinstance(network, GaussianVAE)
-    minimise(
-        loss,
-        network.parameters(),
-        rows,
-        num_steps=settings.num_steps if whole else settings.num_noise_steps,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate if whole else settings.noise_learning_rate,
-        description=f"gaussian: {type(network).__name__}",
-    )
+def _fit(
+    loss: Callable[[Tensor], Tensor], network: nn.Module, rows: Tensor, settings: Settings, *schedule: tuple[int, float]
+) -> None:
+    """Trains with each pair of a number of steps and a learning rate in turn."""
+    for num_steps, learning_rate in schedule:
+        minimise(
+            loss,
+            network.parameters(),
+            rows,
+            num_steps=num_steps,
+            batch_size=settings.batch_size,
+            learning_rate=learning_rate,
+            description=f"gaussian: {type(network).__name__}",
+        )
 
 
 def _radial_noise(images: Tensor, codes: Tensor, vae: GaussianVAE, settings: Settings) -> pb.RBFPrecision:
@@ -163,18 +172,18 @@ def _panel(panel: Panel, vae: GaussianVAE, codes: Tensor, settings: Settings) ->
 
 
 def _draw(panels: dict[Panel, _Solved], settings: Settings) -> Figure:
-    figure, axes = plt.subplots(1, len(panels), figsize=(14, 4.6), sharey=True, layout="compressed")
-    for ax, (panel, solved) in zip(axes, panels.items(), strict=True):
+    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 6.8), sharex=True, sharey=True, layout="compressed")
+    for ax, (panel, solved) in zip(axes.flat, panels.items(), strict=True):
         drawn = plot.latent(solved.metric, solved.codes, resolution=settings.resolution, colorbar=False, ax=ax)
         if drawn.codes is not None:
-            drawn.codes.set(sizes=[2], color="white", alpha=0.35, linewidths=0)
-        bar = figure.colorbar(drawn.image, ax=ax, location="bottom", extend="both", pad=0.02, shrink=0.85)
+            drawn.codes.set(sizes=[1], color="white", alpha=0.35, linewidths=0)
+        bar = figure.colorbar(drawn.image, ax=ax, location="bottom", extend="both", pad=0.02, shrink=0.9)
         bar.set_label(r"$\frac{1}{2}\log\det M$")
-        plot.paths(solved.path.curve[: settings.num_drawn], ax=ax, color="#ff5533", linewidth=1.4)
+        plot.paths(solved.path.curve[: settings.num_drawn], ax=ax, color="#ff5533", linewidth=1)
         ax.set_title(f"{panel.title}\nratio {solved.numbers['ratio']:.2f}", fontsize="medium")
     handles = [
         Line2D([], [], linestyle="", marker="o", markersize=4, color="white", markeredgecolor="0.4", label="code"),
-        Line2D([], [], color="#ff5533", linewidth=1.4, label="shortest path"),
+        Line2D([], [], color="#ff5533", linewidth=1, label="shortest path"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     return figure
@@ -193,9 +202,9 @@ def _report(panels: dict[Panel, _Solved], num_images: int, source: str, figure: 
         ),
         Finding(
             "The same on random pairs",
-            "not distinguished",
+            "the same panels; how their pairs were chosen is not said",
             f"{_list(random_with)} with, {_list(random_without)} without",
-            "" if _below(random_with, random_without) else _REVERSED,
+            "" if _below(random_with, random_without) else "does not hold here",
         ),
         Finding(
             "Fisher–Rao learns as much structure as Euclidean",
@@ -239,16 +248,14 @@ def _row(panel: Panel, n: dict[str, Any]) -> list[str]:
     return [panel.title.replace("\n", " "), *(f"{n[key]:.4f}" for key in keys), f"{n['converged']} of {n['pairs']}"]
 
 
-_REVERSED = (
-    "reversed: where the straight line is among the codes, regularised paths bend away from it and are no nearer"
-)
 _TEXT = (
     "Four variational autoencoders of handwritten ones, lit by the volume of the metric that is pulled back. The shortest paths join pairs of codes "
-    "whose straight lines are of the hundredth that leaves the codes farthest. Under the Fisher–Rao metric noise makes distances shorter, so regularised paths keep to "
+    "whose straight lines are of the hundredth that leaves the codes farthest; the table has random pairs too. Under the Fisher–Rao metric noise makes distances shorter, so regularised paths keep to "
     "the margin of the codes; under the Euclidean metric a change of noise only costs."
 )
 _DEVIATIONS = [
-    "Step size 1e-3 instead of 1e-5: the number of steps is not given, and the linear network arrives in a hundredth of them.",
+    "Step size 1e-3 instead of 1e-5: the number of steps is not given, and the linear network arrives in a hundredth of them. It is trained until its bound no longer "
+    "improves, 30,000 steps and 6,000 at a tenth of the step size. With a fifth of them the codes still fill a blob: lines keep among them, and regularised paths cannot be nearer.",
     "The encoder's standard deviation, which the table does not list, is Linear(784, 2) with Softplus; 784 for the printed 728.",
     "Training does not know the metric. Encoder and means are trained once, with constant noise; then, on fixed codes, each kind of noise. So the four "
     "autoencoders have the same codes, and differ in noise and metric alone. At most half as many centres as codes.",

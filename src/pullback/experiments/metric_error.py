@@ -29,15 +29,15 @@ import pullback as pb
 from pullback.experiments import _appendix
 from pullback.experiments._pose_measures import SampledKL
 from pullback.experiments._poses import Model, Training, trained
-from pullback.experiments._report import Finding, Report, Table, save_figure
+from pullback.experiments._report import WIDTH, Finding, Report, Table, save_figure
 from pullback.experiments._weights import reproducible
 
 Decoder = Callable[[Tensor], Distribution]
 OURS, EXACT, ONE_SIDED, SAMPLED = "extrapolated", "exact", "one-sided", "one-sided-sampled"
 TITLES = {
-    OURS: "exact, Extrapolated\n(recommended)",
-    EXACT: "exact, reweighting",
-    ONE_SIDED: "one-sided KL, reweighting",
+    OURS: "exact,\nExtrapolated",
+    EXACT: "exact,\nreweighting",
+    ONE_SIDED: "one-sided KL,\nreweighting",
     SAMPLED: "one-sided sampled KL,\nreweighting (paper)",
 }
 
@@ -144,31 +144,31 @@ def _spread(codes: Tensor, count: int) -> Tensor:
 
 
 def _draw(model: Model, grid: Tensor, maps: dict[str, Errors], settings: Settings) -> Figure:
-    figure, axes = plt.subplots(1, len(maps), figsize=(14, 4.2), sharex=True, sharey=True, layout="compressed")
+    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 5.2), sharex=True, sharey=True, layout="compressed")
     limit = settings.eps**2
     norm = LogNorm(limit / 100, limit * 1e4)
     x, y = grid[0, :, 0].numpy(), grid[:, 0, 1].numpy()
     half = (x[1] - x[0]) / 2
     corners = (x[0] - half, x[-1] + half, y[0] - half, y[-1] + half)
-    for ax, (name, errors) in zip(axes, maps.items(), strict=True):
+    for ax, (name, errors) in zip(axes.flat, maps.items(), strict=True):
         image = ax.imshow(
             errors.error.clamp_min(1e-12).numpy(), origin="lower", extent=corners, norm=norm, cmap="magma"
         )
-        ax.contour(x, y, errors.error.numpy(), levels=[limit], colors="#4dd2ff", linewidths=0.8)
-        ax.scatter(*_spread(model.codes, 1000).numpy().T, s=1, color="white", alpha=0.5, linewidths=0)
+        ax.contour(x, y, errors.error.numpy(), levels=[limit], colors="#4dd2ff", linewidths=0.5)
+        ax.scatter(*_spread(model.codes, 1000).numpy().T, s=0.5, color="white", alpha=0.5, linewidths=0)
         bad = (errors.determinant < 0).nonzero()
         if len(bad):
-            ax.scatter(*grid[bad[:, 0], bad[:, 1]].numpy().T, s=6, marker="x", color="lime", linewidths=0.7)
+            ax.scatter(*grid[bad[:, 0], bad[:, 1]].numpy().T, s=1.5, marker="x", color="lime", linewidths=0.4)
         ax.set_title(TITLES[name], fontsize="medium")
-    bar = figure.colorbar(image, ax=axes, extend="both", shrink=0.8)
+    bar = figure.colorbar(image, ax=axes, extend="both", location="bottom", shrink=0.9, pad=0.02)
     bar.set_label(r"mean $|KL - \frac{1}{2}\delta^\top M\delta|$, $|\delta| = $" + f"{settings.eps:g}")
-    bar.ax.axhline(limit, color="#4dd2ff")
+    bar.ax.axvline(limit, color="#4dd2ff")
     marks = [
         Line2D([], [], color="#4dd2ff", label=r"$\varepsilon^2$"),
         Line2D([], [], linestyle="", marker="o", markersize=3, color="white", markeredgecolor="0.4", label="code"),
         Line2D([], [], linestyle="", marker="x", color="limegreen", label="negative determinant"),
     ]
-    figure.legend(handles=marks, loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(handles=marks, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 

@@ -184,10 +184,11 @@ def _pictures(
     shown = _example(model, paths, settings)
     codes = {route: paths[route].codes for route in paths}
     panels = {
-        f"{title}": (pb.FisherRaoMetric(decoder), codes[route][: settings.num_compared])
+        title: (pb.FisherRaoMetric(decoder), codes[route][: settings.num_compared])
         for title, route, decoder in (
-            ("Extrapolated (recommended)", "recommended", model.recommended()),
+            ("Extrapolated", "recommended", model.recommended()),
             ("reweighting (paper)", "reweighted", model.reweighted()),
+            ("no uncertainty", "plain", model.vae.decoder),
         )
     }
     example = codes["recommended"][shown], codes["line"][shown]
@@ -238,13 +239,13 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
         ),
         Finding(
             "The same for pairs half a stride apart, whatever their heading",
-            "",
+            "not distinguished",
             f"{stride['lower']:.0%} lower ({stride['nearer_pairs']} of {stride['pairs']} pairs nearer), sampled {stride['sampled_lower']:.0%}",
             "pairs that face nearly the same way have few codes between them that a line could miss",
         ),
         Finding(
             "Motion along shortest paths is smooth",
-            "",
+            "not measured",
             f"unevenness of the angular step {path['unevenness']:.2f} against {line['unevenness']:.2f}; smoother in "
             f"{both['smoother_pairs']} of {both['pairs']} pairs; mean step {path['step']:.4f} against {line['step']:.4f} rad",
         ),
@@ -252,7 +253,8 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
             "Paths follow the trend of the data",
             "with concentrations that fade to 0.1",
             f"points off the data: {path['outside']:.0%} (Extrapolated), {faded['outside']:.0%} (reweighting), {line['outside']:.0%} (lines)",
-            "reweighting leaves short cuts: a uniform sphere costs a finite length"
+            "reweighting leaves short cuts, since bones without a direction are all alike; its paths "
+            f"converged for {faded['converged']} of {faded['pairs']} pairs"
             if faded["outside"] > path["outside"]
             else "",
         ),

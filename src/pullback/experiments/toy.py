@@ -3,7 +3,7 @@ r"""Five likelihoods over one circle of codes: the second experiment of Arvaniti
 The codes are known, a noisy circle in the plane, and so are the decoders: single linear layers, never trained, with the
 heads and seeds of the paper's appendix. Only the likelihood changes, and with it the geometry.
 
-What the decoder does away from the codes decides where shortest paths run. The figure has three rows, with paths between the same pairs of codes.
+What the decoder does away from the codes decides where shortest paths run. The figure has three columns, with paths between the same pairs of codes.
 The paper's recipe: its reweighting of the decoder, with its number of centres and its sharpness :math:`\beta`, over the entropy of what is decoded, and paths
 by a graph, a spline and Adam. The true geodesics of the same decoder, under which the void can be a short cut where a likelihood's uncertainty is bounded. And the
 geodesics of `pullback.Extrapolated`, which closes the void.
@@ -25,7 +25,7 @@ from tqdm import tqdm
 import pullback as pb
 from pullback.experiments._recipe import Recipe
 from pullback.experiments._report import Finding, Report, Table, save_figure
-from pullback.experiments._toy_display import ROWS, Panel, draw
+from pullback.experiments._toy_display import KINDS, Panel, draw
 from pullback.experiments._weights import reproducible
 
 Heads = tuple[Tensor, ...]
@@ -128,11 +128,11 @@ def problem(
 def run(out: Path, settings: Settings = PAPER) -> Report:
     """Solves and draws all latent spaces into ``out/toy.png``, and compares the three kinds of paths."""
     with reproducible(settings.seed):
-        panels = list(tqdm(_panels(settings), desc="toy latent spaces", total=len(ROWS) * len(FAMILIES)))
+        panels = list(tqdm(_panels(settings), desc="toy latent spaces", total=len(KINDS) * len(FAMILIES)))
         titles = {name: family.title for name, family in FAMILIES.items()}
         figure = draw(panels, titles, side=settings.radius + 1.7, resolution=settings.resolution, span=settings.span)
-    png = save_figure(figure, out, "toy", caption="Untrained decoders over generated codes; no data.", dpi=120)
-    numbers = {name: {p.row: p.numbers for p in panels if p.family == name} for name in FAMILIES}
+    png = save_figure(figure, out, "toy", caption="Untrained decoders over generated codes; no data.")
+    numbers = {name: {p.kind: p.numbers for p in panels if p.family == name} for name in FAMILIES}
     return Report(
         name="toy",
         title="Five likelihoods over one circle of codes",
@@ -227,8 +227,8 @@ def _table(numbers: dict[str, Any]) -> Table:
 
 
 _TEXT = (
-    "Single linear layers, never trained, with the paper's seeds and sharpness. First row: what the paper shows. Second row: the shortest paths of the same "
-    "decoders, solved to three digits. Third row: the recommended extrapolation. Dashed paths leave the data."
+    "Single linear layers, never trained, with the paper's seeds and sharpness. First column: what the paper shows. Second column: the shortest paths of the same "
+    "decoders, solved to three digits. Third column: the recommended extrapolation. Dashed paths leave the data."
 )
 _DEVIATIONS = [
     "Sizes of the circle, of the graph and of the spline are not given in the paper: 500 codes, radius 3, noise 0.1, 70 centres; a grid of 60 × 60, 12 knots, 20 segments, 150 steps of Adam.",
