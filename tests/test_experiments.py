@@ -105,7 +105,8 @@ def test_unknown_family_is_refused():
 
 
 def test_run_compares_three_kinds_of_paths(tmp_path):
-    settings = toy.Settings(resolution=6, num_paths=2, max_segments=32, recipe=Recipe(num_rows=30, max_steps=30))
+    recipe = Recipe(num_rows=30, max_steps=30)
+    settings = toy.Settings(resolution=6, num_paths=2, num_nodes=3600, max_segments=32, recipe=recipe)
     report = toy.run(tmp_path / "new", settings)
     families = report.numbers["families"]
     assert set(families) == set(toy.FAMILIES)

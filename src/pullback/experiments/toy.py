@@ -62,6 +62,7 @@ class Settings:
     num_centers: int = 70
     seed: int = 0  # of the codes and of the pairs; the networks' are the paper's
     num_paths: int = 10
+    num_nodes: int = 25_600  # of the lattice where paths start
     max_segments: int = 1024  # of a path
     resolution: int = 200
     recipe: Recipe = field(default_factory=Recipe)  # the paper's solver
@@ -173,7 +174,7 @@ def _numbers(path: pb.Geodesic) -> dict[str, Any]:
 def geodesics(metric: pb.FisherRaoMetric, codes: Tensor, settings: Settings = PAPER) -> pb.Geodesic:
     """The paths of one panel, started from shortest paths on a lattice: a straight line would start in the void."""
     a, b = pairs(codes, settings)
-    start = pb.Lattice.fit(metric, codes)
+    start = pb.Lattice.fit(metric, codes, num_nodes=settings.num_nodes)
     solver = pb.GaussNewton(rtol=1e-3, max_segments=settings.max_segments)
     return pb.geodesic(metric, a, b, init=start, solver=solver, support=metric.decoder.support)
 
