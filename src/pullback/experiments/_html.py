@@ -13,7 +13,7 @@ STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { line-height: 1.2; } h2 { margin-top: 3.5rem; border-top: 1px solid #ccc; padding-top: 1.5rem; }
-figure { margin: 1.5rem 0; overflow-x: auto; } img { max-width: 100%; height: auto; display: block; margin: auto; }
+figure { margin: 1.5rem 0; overflow-x: auto; } img { max-width: min(100%, 38rem); height: auto; display: block; margin: auto; }
 .table { overflow-x: auto; margin: 1rem 0; } table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
 caption { text-align: left; font-weight: 600; padding: 0.4rem 0; }
 th, td { text-align: left; vertical-align: top; padding: 0.35rem 0.7rem 0.35rem 0; border-bottom: 1px solid #ddd; }
