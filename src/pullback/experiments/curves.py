@@ -204,7 +204,7 @@ def _findings(hill: dict[str, float], space: dict[str, float]) -> list[Finding]:
 
 
 _TEXT = (
-    "Left of the second figure: means of the distributions along γ and along c, coloured by their standard deviation. Right: the surface h(Z) in the "
+    "Top of the second figure: means of the distributions along γ and along c, coloured by their standard deviation. Below: the surface h(Z) in the "
     "space of parameters, coloured by the volume of the metric, with both curves. In the Fisher–Rao metric variance makes distances short, so γ keeps "
     "to the margin of the data, where the standard deviation begins to rise; that it does not go further is the decoder's doing."
 )
