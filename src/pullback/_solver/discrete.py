@@ -88,20 +88,23 @@ class DiscreteEnergy:
         parts = [self._chords(chunk, strides) for chunk in nodes.split(self._chunk_size(nodes, 3))]
         return [torch.cat(level) for level in zip(*parts, strict=True)]
 
-    def energy(self, nodes: Tensor) -> Tensor:
-        """``T Σ ds2``, shape ``(B,)``."""
-        return total_energy(self.chords(nodes)[0])
+    def energy(self, nodes: Tensor, times: Tensor | None = None) -> Tensor:
+        """``Σ ds2 / Δt``, shape ``(B,)``."""
+        return total_energy(self.chords(nodes)[0], times)
 
     def straight_energy(self, nodes: Tensor, substeps: int, pull: Tensor) -> Tensor:
-        """The energy that `expand_straight` expands; with one substep and no pull, that of `expand`."""
-        steps = nodes.diff(dim=1)
-        return self.energy(lerp_nodes(nodes, substeps)) + pull * steps.shape[1] * steps.square().sum((1, 2))
+        """The energy that `expand_straight` expands."""
+        return self.energy(lerp_nodes(nodes, substeps)) + pull_energy(nodes, pull)
 
-    def expand(self, nodes: Tensor, exact: Tensor) -> Expansion:
-        """The Gauss-Newton expansion; the exact one for the curves where `exact` is true."""
+    def expand(self, nodes: Tensor, exact: Tensor, times: Tensor | None = None) -> Expansion:
+        """The Gauss-Newton expansion; the exact one for the curves where `exact` is true.
+
+        `times` are the shares :math:`\\Delta t` of the segments, shape ``(B, T)``; by default they are equal.
+        """
+        times = torch.full_like(nodes[:, 1:, 0], 1 / (nodes.shape[1] - 1)) if times is None else times
         size = self._chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
-        parts = [self._expand(z, e) for z, e in zip(nodes.split(size), exact.split(size), strict=True)]
-        return concatenate(parts)
+        chunks = zip(nodes.split(size), exact.split(size), times.split(size), strict=True)
+        return concatenate([self._expand(*chunk) for chunk in chunks])
 
     def expand_straight(self, nodes: Tensor, substeps: int, pull: Tensor) -> Expansion:
         """The expansion of the energy of straight pieces between nodes, each measured in so many chords.
@@ -111,13 +114,7 @@ class DiscreteEnergy:
         """
         off = torch.zeros(nodes.shape[0], dtype=torch.bool, device=nodes.device)
         model = _restrict(self.expand(lerp_nodes(nodes, substeps), off), substeps)
-        steps, weight = nodes.diff(dim=1), pull * (nodes.shape[1] - 1)
-        eye = torch.eye(nodes.shape[-1], dtype=nodes.dtype, device=nodes.device) * weight[:, None, None, None]
-        model.energy += weight * steps.square().sum((1, 2))
-        model.gradient += 2 * weight[:, None, None] * (steps[:, :-1] - steps[:, 1:])
-        model.diagonal += 4 * eye
-        model.upper -= 2 * eye
-        return model
+        return pulled(model, nodes, pull)
 
     def _chunk_size(self, nodes: Tensor, copies: int) -> int:
         per_curve = nodes.shape[1] * self.num_features * nodes.element_size() * copies * max(1, self.num_parts)
@@ -141,22 +138,23 @@ class DiscreteEnergy:
         steps = [[x[:, k::k] - x[:, :-1:k] for x in parts] for k in strides]
         return [(step[0] * step[-1]).sum(-1) for step in steps]
 
-    def _expand(self, nodes: Tensor, exact: Tensor) -> Expansion:
+    def _expand(self, nodes: Tensor, exact: Tensor, times: Tensor) -> Expansion:
         self.work.add(nodes.shape[0] * nodes.shape[1] * (1 + nodes.shape[-1]))
+        weights = 1 / times
         if self.num_parts == 0:
-            return self._expand_by_tensor(nodes)
-        T = nodes.shape[1] - 1
+            return self._expand_by_tensor(nodes, weights)
         values, tangents = self.metric.frame(nodes, origin=nodes[:, :1] if self.num_parts == 2 else None)
         steps = [x.diff(dim=1) for x in values]
-        bends = [x[:, :-1] - x[:, 1:] for x in steps]
+        energy = total_energy((steps[0] * steps[-1]).sum(-1), times)
+        speeds = [weights[..., None] * x for x in steps]
+        bends = [x[:, :-1] - x[:, 1:] for x in speeds]
         inner = [J.movedim(0, -2)[:, 1:-1] for J in tangents]
-        energy = total_energy((steps[0] * steps[-1]).sum(-1))
-        gradient = T * _paired(inner, [x[..., None, :] for x in bends])[..., 0]
-        diagonal = 2 * T * _paired(inner, inner)
-        upper = -T * _paired([J[:, :-1] for J in inner], [J[:, 1:] for J in inner])
+        gradient = _paired(inner, [x[..., None, :] for x in bends])[..., 0]
+        diagonal = (weights[:, :-1] + weights[:, 1:])[..., None, None] * _paired(inner, inner)
+        upper = -weights[:, 1:-1, None, None] * _paired([J[:, :-1] for J in inner], [J[:, 1:] for J in inner])
         curvature = torch.zeros_like(diagonal)
         if exact.any():
-            curvature[exact] = T * self._curvature(nodes[exact], [x[exact] for x in bends])
+            curvature[exact] = self._curvature(nodes[exact], [x[exact] for x in bends])
         return Expansion(energy, gradient, diagonal, upper, curvature)
 
     def _curvature(self, nodes: Tensor, bends: list[Tensor]) -> Tensor:
@@ -172,17 +170,20 @@ class DiscreteEnergy:
         blocks = constant_hessian(pairing, inner)
         return 0.5 * (blocks + blocks.mT)
 
-    def _expand_by_tensor(self, nodes: Tensor) -> Expansion:
-        T = nodes.shape[1] - 1
+    def _expand_by_tensor(self, nodes: Tensor, weights: Tensor) -> Expansion:
         with torch.enable_grad():
             free = nodes.detach().requires_grad_()
             chords = self.metric.ds2(free[:, :-1], free[:, 1:])
-            (gradient,) = torch.autograd.grad(T * chords.sum(), free)
+            (gradient,) = torch.autograd.grad((weights * chords).sum(), free)
         M = self.metric.tensor(nodes)
-        G = M[:, :-1] + M[:, 1:]
-        diagonal = T * (G[:, :-1] + G[:, 1:])
+        G = weights[..., None, None] * (M[:, :-1] + M[:, 1:])
+        diagonal = G[:, :-1] + G[:, 1:]
         return Expansion(
-            total_energy(chords.detach()), gradient[:, 1:-1], diagonal, -T * G[:, 1:-1], torch.zeros_like(diagonal)
+            total_energy(chords.detach(), 1 / weights),
+            gradient[:, 1:-1],
+            diagonal,
+            -G[:, 1:-1],
+            torch.zeros_like(diagonal),
         )
 
 
@@ -193,11 +194,14 @@ def _chunk_bytes(nodes: Tensor, num_features: int) -> int:
     return 2**23 if num_features > 64 else 2**27
 
 
-def total_energy(chords: Tensor) -> Tensor:
-    """``T Σ ds2``; infinite where a squared chord is negative beyond rounding, which only happens outside the family's domain."""
-    total = chords.sum(-1)
+def total_energy(chords: Tensor, times: Tensor | None = None) -> Tensor:
+    """``Σ ds2 / Δt``, by default with equal shares of the time.
+
+    It is infinite where a squared chord is negative beyond rounding, which only happens outside the family's domain.
+    """
+    total = chords.shape[-1] * chords.sum(-1) if times is None else (chords / times).sum(-1)
     outside = chords.amin(-1) < -1e-6 * chords.abs().sum(-1)
-    return chords.shape[-1] * torch.where(outside, torch.inf, total)
+    return torch.where(outside, torch.inf, total)
 
 
 def lerp_nodes(nodes: Tensor, factor: int) -> Tensor:
@@ -205,6 +209,23 @@ def lerp_nodes(nodes: Tensor, factor: int) -> Tensor:
     w = torch.arange(factor, dtype=nodes.dtype, device=nodes.device)[:, None] / factor
     pieces = torch.lerp(nodes[:, :-1, None], nodes[:, 1:, None], w).flatten(1, 2)
     return torch.cat([pieces, nodes[:, -1:]], 1)
+
+
+def pull_energy(nodes: Tensor, pull: Tensor) -> Tensor:
+    """`pull` times the Euclidean energy of each curve."""
+    steps = nodes.diff(dim=1)
+    return pull * steps.shape[1] * steps.square().sum((1, 2))
+
+
+def pulled(model: Expansion, nodes: Tensor, pull: Tensor) -> Expansion:
+    """Adds `pull` times the Euclidean energy of each curve, in place."""
+    steps, weight = nodes.diff(dim=1), pull * (nodes.shape[1] - 1)
+    eye = torch.eye(nodes.shape[-1], dtype=nodes.dtype, device=nodes.device) * weight[:, None, None, None]
+    model.energy += weight * steps.square().sum((1, 2))
+    model.gradient += 2 * weight[:, None, None] * (steps[:, :-1] - steps[:, 1:])
+    model.diagonal += 4 * eye
+    model.upper -= 2 * eye
+    return model
 
 
 def _restrict(fine: Expansion, factor: int) -> Expansion:

@@ -23,8 +23,9 @@ from pullback._curve import Polyline
 from pullback._decoder import unvalidated
 from pullback._metric.base import Metric
 from pullback._solver.base import Solution, Solver, Status
-from pullback._solver.discrete import DiscreteEnergy, NoEmbeddingError, total_energy
-from pullback._solver.levels import Measurement, Paths, assemble, join, measure, measure_straight, resample
+from pullback._solver.discrete import DiscreteEnergy, NoEmbeddingError, pull_energy, total_energy
+from pullback._solver.grading import uneven
+from pullback._solver.levels import Measurement, Paths, assemble, join, measure, measure_straight, prepare, resample
 from pullback._solver.newton import Descent, Minimizer
 from pullback._solver.rows import take
 from pullback._typing import Float
@@ -33,12 +34,18 @@ _SIGHT = 1.15  # a level is blind if finer chords see more than so many times th
 _COARSE_STEPS = 15  # on all levels but the finest: a curve that takes longer is better off with more segments
 _FIRST_STEPS = 6  # on the coarsest level: what it does not finish the next one does, and the batch need not wait
 _RTOL = 1e-6  # aimed at by default
-_COSTLY_RTOL = 1e-3  # aimed at by default at the end of the budget
+_WIDE_RTOL = 1e-3  # aimed at by default where a point with its derivatives has at least `_WIDEST` numbers
+_WIDE, _WIDEST = 2**10, 2**13
 _FIRST_RTOL = 1e-3  # to which the coarsest level is solved
 _SHARE = 1e-2  # to which other levels are solved, as a share of the error of the last: each has a sixteenth of it
 _SUBSTEPS = 8  # chords a piece in the walled regime
 _WALLED_SEGMENTS = 64  # pieces on its first level
 _PULL = 1e-2  # Euclidean energy mixed in there, as a share of the energy of the path
+_GRADED_PULL = 3e-3  # the same for graded paths, at first
+_RELAXATION = 6.0  # by which it falls from solve to solve
+_BIAS = 8.0  # what it adds to the length, over the share: 6 to 10 in decoders with unused dimensions
+_RELAXED_SEGMENTS = 32  # a level on which it may fall without more segments
+_CLOSE = 0.1  # if finer chords see at most so much more
 
 
 @dataclass(frozen=True)
@@ -47,12 +54,12 @@ class GaussNewton(Solver):
 
     Args:
         rtol: relative error aimed at for the length; refinement goes on until the estimate of the error falls below it. By
-            default 1e-6 within the `budget`.
+            default 1e-6 where decoding is cheap. Where a point and its derivatives in the codes are more than 1,024 numbers
+            it is 1e-3 times their number over 8,192, at most 1e-3, which is less than such a decoder is certain of.
         accept: relative error at which a path still counts as converged where `rtol` is out of reach, because the decoder
             has kinks or sharp walls (rectified units, the nearest of several centres) and refinement no longer pays.
-        budget: numbers decoded for one curve and its derivatives on a level, beyond which the default aims at 1e-3 of the
-            length and, with the cost, up to `accept`: wide decoders are not followed to the finest levels for digits nobody
-            looks at. An `rtol` that is given holds whatever it costs.
+        budget: numbers decoded for one curve and its derivatives on a level, beyond which the default aims at 1e-3 times
+            the excess, up to `accept`. An `rtol` that is given holds whatever it costs.
         max_steps: steps of one curve on the finest level.
         min_segments: segments of the coarsest level; a power of two.
         max_segments: segments of the finest level, a power of two.
@@ -62,7 +69,7 @@ class GaussNewton(Solver):
 
     rtol: float | None = None
     accept: float = 1e-2
-    budget: int = 2**19
+    budget: int = 2**21
     max_steps: int = 100
     min_segments: int = 8
     max_segments: int = 1024
@@ -119,37 +126,65 @@ class GaussNewton(Solver):
             level = self.min_segments * 2**k
             group = take(paths, finite & (skipped == k))
             key = (True, _WALLED_SEGMENTS) if k and level >= _WALLED_SEGMENTS else (False, level)
-            group.nodes = resample(group, key[1])
-            waiting.setdefault(key, []).append(group)
+            waiting.setdefault(key, []).append(prepare(discrete, group, key[1]))
         return waiting, [take(paths, ~finite)]
 
     def _smooth_level(self, discrete: DiscreteEnergy, paths: Paths) -> tuple[Paths, dict[tuple[bool, int], Paths]]:
         """Solves one level; returns the curves that are finished, and the others by the level they go to."""
         level = paths.nodes.shape[1] - 1
-        last = 2 * level > self.max_segments
+        aim, last = self._aim(discrete, paths.nodes), 2 * level > self.max_segments
         first = level == self.min_segments and not last  # its minimum is only compared with
-        max_steps = _FIRST_STEPS if first else self._max_steps(discrete, paths.nodes, last)
-        aim = self._aim(discrete, paths.nodes)
-        least = self.rtol or (_RTOL if aim == _RTOL else _COSTLY_RTOL / 10)
-        enough = (_SHARE * paths.error).nan_to_num(_FIRST_RTOL).clamp(least, max(least, _FIRST_RTOL))
-        descent = Minimizer(least, max_steps).run(discrete, paths.nodes, paths.damping, rtol=enough)
-        found = measure(discrete, descent.nodes)
+        descent = self._minimum(discrete, paths, first, last)
+        found = measure(discrete, descent.nodes, paths.graded)
         blind = found.energy > _SIGHT * descent.energy
         worse = blind | ~(found.energy <= paths.energy * (1 + 1e-4 + found.error))
+        strays = self._strays(discrete, paths, descent, blind)
+        worse |= strays & first  # what it found is a matter of its few nodes
         new = _chosen(paths, descent, found, worse, order=4)
-        done = self._judge(new, paths, descent, worse, aim, last)
-        creeps = (descent.status == Status.MAX_STEPS) & (found.energy > 0.99 * paths.energy)
-        given_up = paths.returned & (worse | creeps)
-        new.error = torch.where(given_up, paths.error, new.error)
-        new.status = torch.where(given_up, paths.status, new.status)
-        done |= given_up
+        done = self._judge(new, paths, descent, worse, aim, last) | self._given_up(new, paths, descent, worse)
+        close = ~worse & (found.energy <= (1 + _CLOSE) * descent.energy)
+        again = self._relax(new, paths, strays, blind, first, aim) & close & (level >= _RELAXED_SEGMENTS)
         walled = blind & (level >= self._blind_segments(discrete, paths.nodes)) & ~paths.returned
-        groups = {}
-        for key, chosen in (((True, _WALLED_SEGMENTS), walled & ~done), ((False, 2 * level), ~walled & ~done)):
-            groups[key] = take(new, chosen)
-            groups[key].nodes = resample(groups[key], key[1])
+        routes = {
+            (True, _WALLED_SEGMENTS): walled,
+            (False, 2 * level): ~walled & ~again,
+            (False, level): ~walled & again,
+        }
+        groups = {key: prepare(discrete, take(new, chosen & ~done), key[1]) for key, chosen in routes.items()}
         groups[True, _WALLED_SEGMENTS].error.fill_(torch.nan)
         return take(new, done), groups
+
+    def _minimum(self, discrete: DiscreteEnergy, paths: Paths, first: bool, last: bool) -> Descent:
+        """The minima of a level, to a share of the error of the last; their energies are without the pull."""
+        base = self._base(discrete, paths.nodes)
+        least = base if self.rtol or base == _RTOL else base / 2
+        enough = (_SHARE * paths.error).nan_to_num(_FIRST_RTOL).clamp(least, max(least, _FIRST_RTOL))
+        minimizer = Minimizer(least, _FIRST_STEPS if first else self._max_steps(discrete, paths.nodes, last))
+        pull = _weight(paths, paths.pull)
+        descent = minimizer.run(discrete, paths.nodes, paths.damping, rtol=enough, times=paths.times, pull=pull)
+        return replace(descent, energy=descent.energy - pull_energy(descent.nodes, pull))
+
+    def _strays(self, discrete: DiscreteEnergy, paths: Paths, descent: Descent, blind: Tensor) -> Tensor:
+        """Which paths are to be graded: those that run off along directions which the decoder hardly uses."""
+        candidates = ~paths.graded & ~paths.returned & self._is_wide(discrete, paths.nodes)
+        return candidates & (blind | uneven(descent.nodes))
+
+    def _relax(self, new: Paths, old: Paths, strays: Tensor, blind: Tensor, first: bool, aim: float) -> Tensor:
+        """Lets the pull on graded paths fall, unless they hop over what they do not see; says on which it did."""
+        floor = torch.full_like(old.pull, aim / (2 * _BIAS))
+        start = torch.where(blind | first, _GRADED_PULL, floor)
+        relaxed = torch.where(blind, old.pull, torch.fmin(torch.fmax(old.pull / _RELAXATION, floor), old.pull))
+        new.pull = torch.where(old.graded, relaxed, torch.where(strays, start, 0.0))
+        new.graded = old.graded | strays
+        return new.pull < old.pull
+
+    def _given_up(self, new: Paths, old: Paths, descent: Descent, worse: Tensor) -> Tensor:
+        """Which paths, back from the walled regime, get no better; they keep what they had."""
+        creeps = (descent.status == Status.MAX_STEPS) & (new.energy > 0.99 * old.energy)
+        given_up = old.returned & (worse | creeps)
+        new.error = torch.where(given_up, old.error, new.error)
+        new.status = torch.where(given_up, old.status, new.status)
+        return given_up
 
     def _walled_level(self, discrete: DiscreteEnergy, paths: Paths) -> tuple[Paths, dict[tuple[bool, int], Paths]]:
         """The same with straight pieces, each measured in many chords; then back to smooth levels, if they can see now."""
@@ -157,8 +192,7 @@ class GaussNewton(Solver):
         last = 4 * level > self.max_segments
         max_steps = min(50 if last else _COARSE_STEPS, self.max_steps)
         minimizer = Minimizer(self.accept / 4, max_steps, substeps=_SUBSTEPS)
-        span = paths.nodes.diff(dim=1).norm(dim=-1).sum(-1)
-        pull = _PULL * paths.energy / span.square().clamp_min(torch.finfo(span.dtype).tiny)
+        pull = _weight(paths, torch.full_like(paths.energy, _PULL))
         descent = minimizer.run(discrete, paths.nodes, paths.damping, pull=pull)
         found = measure_straight(discrete, descent.nodes, 2 * _SUBSTEPS)
         kept = measure_straight(discrete, paths.best, max(2, 2 * _SUBSTEPS * level // (paths.best.shape[1] - 1)))
@@ -167,35 +201,44 @@ class GaussNewton(Solver):
         new = _chosen(paths, descent, found, worse, order=2)
         done = self._judge(new, paths, descent, worse & False, self._aim(discrete, paths.nodes), last)
         rest, back = take(new, ~done), take(new, done)
-        rest.nodes, back.nodes = resample(rest, 2 * level), resample(back, _WALLED_SEGMENTS)
         back.returned = torch.ones_like(back.returned)
-        groups = {(True, 2 * level): rest}
-        return take(back, back.returned & False), groups | {(False, _WALLED_SEGMENTS): back}
+        groups = {(True, 2 * level): prepare(discrete, rest, 2 * level)}
+        return take(back, back.returned & False), groups | {
+            (False, _WALLED_SEGMENTS): prepare(discrete, back, _WALLED_SEGMENTS)
+        }
+
+    def _is_wide(self, discrete: DiscreteEnergy, nodes: Tensor) -> bool:
+        return discrete.num_features * (1 + nodes.shape[2]) > _WIDE
 
     def _max_steps(self, discrete: DiscreteEnergy, nodes: Tensor, last: bool) -> int:
         """Few steps on coarse levels, more of them where finer ones would cost much."""
-        wide = discrete.num_features * (1 + nodes.shape[2]) > 1024
+        wide = self._is_wide(discrete, nodes)
         coarse = max(_COARSE_STEPS, 2560 // nodes.shape[1]) if wide else _COARSE_STEPS
         return self.max_steps if last else min(coarse, self.max_steps)
 
     def _blind_segments(self, discrete: DiscreteEnergy, nodes: Tensor) -> int:
         """Segments from which a blind level means a wall. Where straight pieces in many chords cost too much, see more first."""
-        cost = _SUBSTEPS * _WALLED_SEGMENTS * discrete.num_features * (1 + nodes.shape[2])
+        cost = 4 * _SUBSTEPS * _WALLED_SEGMENTS * discrete.num_features * (1 + nodes.shape[2])
         return _WALLED_SEGMENTS if cost <= self.budget else 4 * _WALLED_SEGMENTS
+
+    def _base(self, discrete: DiscreteEnergy, nodes: Tensor) -> float:
+        """The error aimed at within the budget."""
+        if self.rtol is not None or not self._is_wide(discrete, nodes):
+            return self.rtol or _RTOL
+        return _WIDE_RTOL * min(1.0, discrete.num_features * (1 + nodes.shape[2]) / _WIDEST)
 
     def _aim(self, discrete: DiscreteEnergy, nodes: Tensor) -> float:
         """The error at which refinement ends: more than usual where the next level would decode too many numbers."""
-        if self.rtol is not None:
-            return self.rtol
+        base = self._base(discrete, nodes)
         cost = 2 * nodes.shape[1] * discrete.num_features * (1 + nodes.shape[2]) / self.budget
-        return min(_COSTLY_RTOL * cost, self.accept) if cost > 1 else _RTOL
+        return base if self.rtol is not None or cost <= 1 else max(base, min(_WIDE_RTOL * cost, self.accept))
 
     def _judge(self, new: Paths, old: Paths, descent: Descent, discarded: Tensor, aim: float, last: bool) -> Tensor:
         """Which curves are finished; writes the status of each as if it were."""
         border = descent.status == Status.NOT_FINITE
         still = (descent.status == Status.CONVERGED) | (descent.status == Status.STALLED) | border
         fine = descent.nodes.shape[1] > _WALLED_SEGMENTS
-        slow = still & (new.error <= self.accept) & (new.error > old.error / 3) & fine
+        slow = still & (new.error <= self.accept) & (new.error > old.error / 3) & fine & ~old.graded
         known = (new.error <= self.accept) & ~border
         new.status = torch.where(
             known, Status.CONVERGED, torch.where(still & ~border, Status.UNRESOLVED, descent.status)
@@ -211,6 +254,12 @@ def _stay(paths: Paths, point: Tensor) -> None:
     paths.status[point] = Status.CONVERGED
 
 
+def _weight(paths: Paths, share: Tensor) -> Tensor:
+    """The weight with which Euclidean energy is mixed in, such that it is a share of the energy of the path."""
+    span = paths.nodes.diff(dim=1).norm(dim=-1).sum(-1)
+    return share * paths.energy / span.square().clamp_min(torch.finfo(span.dtype).tiny)
+
+
 def _chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, order: int) -> Paths:
     """The path a level found, or the one it started from where that is better."""
     smooth = torch.full_like(worse, order == 4)
@@ -219,21 +268,31 @@ def _chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, o
     new = replace(paths, nodes=descent.nodes, best=descent.nodes, smooth=smooth)
     scale = torch.fmin(paths.energy, found.energy).clamp_min(torch.finfo(found.energy.dtype).tiny)
     change = (found.energy - paths.energy).abs() / scale
-    share = torch.where(worse, 1.0, 1 / (2**order - 1))  # what the finer of two levels lacks of their difference
+    share = torch.where(
+        worse, 1.0, torch.where(paths.graded, 1 / 3, 1 / (2**order - 1))
+    )  # what the finer of two levels lacks of their difference
     # alone, a level is judged by what refinement adds: nodes that are off by h² cost h⁴ (thirty times that covers all we met)
     alone = 30 * ((found.energy - descent.energy) / scale).square() if order == 4 else torch.inf
     change = torch.where(paths.error.isnan(), alone, (share * change).nan_to_num(torch.inf))
+    # a minimum has constant speed, so what its energy has over the square of its length is yet to be gained
+    unsteady = (descent.energy - found.chord_length.square()).clamp_min(0) / scale
+    unsteady = torch.where(paths.error.isnan() | paths.graded, unsteady, 0.0) if order == 4 else 0.0
     return Paths(
         index=paths.index,
         nodes=descent.nodes,
+        times=paths.times,
         best=torch.where(worse[:, None, None], resample(paths, width), resample(new, width)),
         smooth=torch.where(worse, paths.smooth, smooth),
         damping=descent.damping,
         energy=torch.where(worse, paths.energy, found.energy),
         length=torch.where(worse, paths.length, found.length),
-        error=0.5 * (found.error + change + descent.left / scale),  # of the length, half that of the energy
+        # of the length, half that of the energy
+        error=0.5 * (found.error + change + unsteady + descent.left / scale)
+        + (_BIAS * paths.pull if order == 4 else 0),
         status=descent.status,
         strict=descent.exact & ~worse,
         num_steps=descent.num_steps,
         returned=paths.returned,
+        graded=paths.graded,
+        pull=paths.pull,
     )

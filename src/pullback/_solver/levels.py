@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from scipy import interpolate
 from torch import Tensor
 
 from pullback._solver.base import Solution, Status
 from pullback._solver.discrete import DiscreteEnergy, lerp_nodes, total_energy
+from pullback._solver.grading import even, grade
 from pullback._solver.rows import concatenate, take
+from pullback._solver.splines import refine
+
+_EVEN_FACTOR = 8  # nodes at equal times for each node of a graded path
 
 
 @dataclass
@@ -21,6 +22,7 @@ class Paths:
 
     index: Tensor
     nodes: Tensor  # (B, T + 1, d)
+    times: Tensor  # (B, T): shares of the segments in the time
     best: Tensor  # (B, N + 1, d)
     smooth: Tensor  # whether `best` stands for the spline through it, or for the straight pieces between
     damping: Tensor
@@ -31,6 +33,8 @@ class Paths:
     strict: Tensor
     num_steps: Tensor  # on this level
     returned: Tensor  # whether the curve has been through the walled regime
+    graded: Tensor  # whether the nodes are placed at will, not at equal times
+    pull: Tensor  # Euclidean energy mixed in on the next level, as a share of the energy
 
     @classmethod
     def start(cls, nodes: Tensor) -> Paths:
@@ -39,6 +43,7 @@ class Paths:
         return cls(
             index=index,
             nodes=nodes,
+            times=equal_times(nodes),
             best=nodes,
             smooth=torch.zeros_like(index, dtype=torch.bool),
             damping=torch.full_like(unknown, 0.1),
@@ -49,6 +54,8 @@ class Paths:
             strict=torch.zeros_like(index, dtype=torch.bool),
             num_steps=torch.zeros_like(index),
             returned=torch.zeros_like(index, dtype=torch.bool),
+            graded=torch.zeros_like(index, dtype=torch.bool),
+            pull=torch.zeros_like(unknown),
         )
 
 
@@ -56,21 +63,33 @@ class Paths:
 class Measurement:
     """Energy and length of paths, independent of their nodes up to `error`, relative to the energy.
 
-    `regular` says that the energy converges as the path is cut finer, as it does unless a wall stands in its way.
+    `chord_length` is the length that the chords between the nodes see; at a minimum of their energy it is its root.
     """
 
     energy: Tensor
     length: Tensor
     error: Tensor
-    regular: Tensor
+    chord_length: Tensor
 
 
-def measure(discrete: DiscreteEnergy, nodes: Tensor) -> Measurement:
-    """Measures the splines through ``nodes`` of T segments on 4T segments, by Romberg extrapolation."""
+def equal_times(nodes: Tensor) -> Tensor:
+    """The times of segments that last equally long."""
+    return torch.full_like(nodes[:, 1:, 0], 1 / (nodes.shape[1] - 1))
+
+
+def measure(discrete: DiscreteEnergy, nodes: Tensor, graded: Tensor | None = None) -> Measurement:
+    """Measures the splines through ``nodes`` of T segments on 4T segments, by Romberg extrapolation.
+
+    The energy of `graded` ones is the square of their length, which does not ask when a point is reached.
+    """
     chords = discrete.chords(refine(nodes, 4), 4)
-    energy, error, regular = romberg(*map(total_energy, chords))
-    length = romberg(*(c.clamp_min(0).sqrt().sum(-1) for c in chords))[0]
-    return Measurement(energy, length, _relative(error, energy), regular)
+    energy, error = romberg(*map(total_energy, chords))
+    lengths = [c.clamp_min(0).sqrt().sum(-1) for c in chords]
+    length = romberg(*lengths)[0]
+    if graded is not None and graded.any():
+        square, square_error = romberg(*(x.square() for x in lengths))
+        energy, error = torch.where(graded, square, energy), torch.where(graded, square_error, error)
+    return Measurement(energy, length, _relative(error, energy), lengths[0])
 
 
 def measure_straight(discrete: DiscreteEnergy, nodes: Tensor, substeps: int) -> Measurement:
@@ -79,11 +98,11 @@ def measure_straight(discrete: DiscreteEnergy, nodes: Tensor, substeps: int) -> 
     energy = total_energy(fine)
     length = fine.clamp_min(0).sqrt().sum(-1)
     error = _relative((energy - total_energy(coarse)).abs(), energy)
-    return Measurement(energy, length, error, regular=error < 1e-2)
+    return Measurement(energy, length, error, length)
 
 
-def romberg(coarse: Tensor, middle: Tensor, fine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Two Richardson steps for values of order two at T, 2T, 4T, an estimate of the error, and whether they are regular.
+def romberg(coarse: Tensor, middle: Tensor, fine: Tensor) -> tuple[Tensor, Tensor]:
+    """Two Richardson steps for values of order two at T, 2T, 4T, and an estimate of the error.
 
     Where the differences do not fall by about four the values are not in the asymptotic range: the finest one is returned as
     it is, and the last difference as its error.
@@ -91,24 +110,7 @@ def romberg(coarse: Tensor, middle: Tensor, fine: Tensor) -> tuple[Tensor, Tenso
     first, second = middle + (middle - coarse) / 3, fine + (fine - middle) / 3
     regular = (fine - middle).abs() <= 0.35 * (middle - coarse).abs() + 1e-12 * fine.abs()
     value = torch.where(regular, second + (second - first) / 15, fine)
-    return value, torch.where(regular, (second - first).abs() / 15, (fine - middle).abs()), regular
-
-
-def refine(nodes: Tensor, factor: int) -> Tensor:
-    """Nodes of the cubic spline through ``nodes`` on `factor` times as many segments.
-
-    Not-a-knot ends keep order four up to the end points; natural ones, free of curvature, would lose it there.
-    """
-    return _refinement(nodes.shape[1] - 1, factor, nodes.dtype, nodes.device) @ nodes
-
-
-@functools.lru_cache(maxsize=64)
-def _refinement(num_segments: int, factor: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    t = np.linspace(0, 1, num_segments + 1)
-    weights = interpolate.CubicSpline(t, np.eye(num_segments + 1))(np.linspace(0, 1, factor * num_segments + 1))
-    weights[::factor] = np.eye(num_segments + 1)  # the nodes themselves, to the last digit
-    with torch.inference_mode(False):
-        return torch.as_tensor(weights, dtype=dtype, device=device)
+    return value, torch.where(regular, (second - first).abs() / 15, (fine - middle).abs())
 
 
 def resample(paths: Paths, num_segments: int) -> Tensor:
@@ -120,6 +122,16 @@ def resample(paths: Paths, num_segments: int) -> Tensor:
     if paths.smooth.all():
         return refine(paths.best, factor)
     return torch.where(paths.smooth[:, None, None], refine(paths.best, factor), lerp_nodes(paths.best, factor))
+
+
+def prepare(discrete: DiscreteEnergy, paths: Paths, num_segments: int) -> Paths:
+    """The paths with nodes for a level of so many segments."""
+    nodes = resample(paths, num_segments)
+    times = equal_times(nodes)
+    if paths.graded.any():
+        nodes = nodes.clone()
+        nodes[paths.graded], times[paths.graded] = grade(discrete, paths.best[paths.graded], num_segments)
+    return replace(paths, nodes=nodes, times=times)
 
 
 def join(groups: list[Paths]) -> Paths:
@@ -134,7 +146,11 @@ def assemble(done: list[Paths], discrete: DiscreteEnergy) -> Solution:
     """All curves in their order, on the nodes of the finest among them."""
     levels = [torch.full_like(paths.index, paths.nodes.shape[1] - 1) for paths in done]
     for paths in done:
-        paths.nodes = paths.nodes[:, :1]  # of as many resolutions as there are levels; the best paths are what counts
+        _even_out(discrete, paths)
+        paths.nodes, paths.times = (
+            paths.nodes[:, :1],
+            paths.times[:, :0],
+        )  # of as many resolutions as there are levels; the best paths are what counts
     order = torch.cat([paths.index for paths in done]).argsort()
     paths = take(join(done), order)
     return Solution(
@@ -149,6 +165,14 @@ def assemble(done: list[Paths], discrete: DiscreteEnergy) -> Solution:
         num_calls=discrete.work.num_calls,
         num_decoded=discrete.work.num_decoded,
     )
+
+
+def _even_out(discrete: DiscreteEnergy, paths: Paths) -> None:
+    """Brings graded paths to equal times; it takes more nodes to show them so."""
+    if paths.graded.any():
+        best = resample(paths, _EVEN_FACTOR * (paths.best.shape[1] - 1))
+        best[paths.graded] = even(discrete, paths.best[paths.graded], best.shape[1] - 1)
+        paths.best, paths.graded = best, paths.graded & False
 
 
 def _relative(error: Tensor, energy: Tensor) -> Tensor:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from pullback._solver.base import Status
-from pullback._solver.discrete import DiscreteEnergy, Expansion
+from pullback._solver.discrete import DiscreteEnergy, Expansion, pull_energy, pulled
 from pullback._solver.rows import merge, put, take
 from pullback._solver.tridiagonal import solve_tridiagonal
 
 _LEAST_DAMPING = 1e-8  # keeps directions the decoder ignores solvable, and slows no other
+_TRIED = 8  # steps after which the pace of the energy itself may end a descent
 _PATIENCE = 6  # rejected steps in a row after which a curve is called stalled; the damping has then grown by 2^27
 
 
@@ -22,12 +23,14 @@ class Descent:
 
     index: Tensor  # position in the caller's batch
     nodes: Tensor  # (B, T + 1, d)
+    times: Tensor  # (B, T): shares of the segments in the time, which add to 1
     energy: Tensor
     damping: Tensor
     pull: Tensor  # weight of the Euclidean energy
     rtol: Tensor  # share of the energy that may be left to gain
     growth: Tensor  # factor by which the next rejection raises the damping
     predicted: Tensor  # decrease predicted for the last accepted step
+    progress: Tensor  # running mean of the decrease by accepted steps
     left: Tensor  # estimate of the decrease still to come
     exact: Tensor  # whether the expansion holds the exact Hessian
     barred: Tensor  # whether the exact Hessian here is not positive definite
@@ -36,19 +39,21 @@ class Descent:
     num_steps: Tensor
 
     @classmethod
-    def start(cls, nodes: Tensor, damping: Tensor, pull: Tensor, rtol: Tensor) -> Descent:
+    def start(cls, nodes: Tensor, times: Tensor, damping: Tensor, pull: Tensor, rtol: Tensor) -> Descent:
         batch = torch.arange(nodes.shape[0], device=nodes.device)
         off = torch.zeros_like(batch, dtype=torch.bool)
         full = torch.full_like
         return cls(
             index=batch,
             nodes=nodes.clone(),
+            times=times,
             energy=full(damping, torch.nan),
             damping=damping.clone(),
             pull=pull,
             rtol=rtol,
             growth=full(damping, 4.0),
             predicted=full(damping, torch.inf),
+            progress=full(damping, torch.inf),
             left=full(damping, 0.0),
             exact=off,
             barred=off.clone(),
@@ -85,10 +90,13 @@ class Minimizer:
         *,
         rtol: Tensor | None = None,
         pull: Tensor | None = None,
+        times: Tensor | None = None,
     ) -> Descent:
         """Descends from ``nodes``; returns all curves in their order, each with a `Status`. `rtol` is for each its own."""
         pull = torch.zeros_like(damping) if pull is None else pull
-        result = Descent.start(nodes, damping, pull, torch.full_like(damping, self.rtol) if rtol is None else rtol)
+        rtol = torch.full_like(damping, self.rtol) if rtol is None else rtol
+        times = torch.full_like(nodes[:, 1:, 0], 1 / (nodes.shape[1] - 1)) if times is None else times
+        result = Descent.start(nodes, times, damping, pull, rtol)
         model = self._expand(discrete, result, nodes, result.exact)
         result.energy = model.energy.clone()
         curves = take(result, result.index)
@@ -105,8 +113,13 @@ class Minimizer:
 
     def _expand(self, discrete: DiscreteEnergy, curves: Descent, nodes: Tensor, exact: Tensor) -> Expansion:
         if self.substeps == 1:
-            return discrete.expand(nodes, exact)
+            return pulled(discrete.expand(nodes, exact, curves.times), nodes, curves.pull)
         return discrete.expand_straight(nodes, self.substeps, curves.pull)
+
+    def _energy(self, discrete: DiscreteEnergy, curves: Descent, nodes: Tensor) -> Tensor:
+        if self.substeps == 1:
+            return discrete.energy(nodes, curves.times) + pull_energy(nodes, curves.pull)
+        return discrete.straight_energy(nodes, self.substeps, curves.pull)
 
     def _look(
         self, discrete: DiscreteEnergy, curves: Descent, model: Expansion, trial: Tensor, near: Tensor, last: Tensor
@@ -115,7 +128,7 @@ class Minimizer:
         if not last.any():
             return self._expand(discrete, curves, trial, near)
         ahead = take(model, torch.arange(last.numel(), device=last.device))
-        ahead.energy[last] = discrete.straight_energy(trial[last], self.substeps, curves.pull[last])
+        ahead.energy[last] = self._energy(discrete, take(curves, last), trial[last])
         rest = (~last).nonzero()[:, 0]
         if rest.numel():
             put(ahead, rest, self._expand(discrete, take(curves, rest), trial[rest], near[rest]))
@@ -140,8 +153,12 @@ class Minimizer:
         gain = (model.energy - ahead.energy) / predicted
         accepted = positive & torch.where(flat, ahead.energy <= model.energy + noise, gain > 1e-3)
 
-        converged = flat | (accepted & last)
-        to_come = torch.where(flat, 0.0, torch.where(last, left, 10 * predicted))
+        _record(curves, accepted, model.energy - ahead.energy)
+        slow = accepted & (curves.num_steps >= _TRIED) & (10 * curves.progress <= curves.rtol * model.energy)
+        converged = flat | (accepted & last) | slow
+        to_come = torch.where(
+            flat, 0.0, torch.where(last, left, torch.where(slow, 10 * curves.progress, 10 * predicted))
+        )
         curves.left = torch.where(accepted | flat, to_come, curves.left)
         curves = _moved(curves, trial, ahead.energy, accepted, predicted, near)
         _adapt(curves, accepted, gain)
@@ -196,6 +213,11 @@ def _moved(
         exact=torch.where(accepted, near, curves.exact),
         num_steps=curves.num_steps + 1,
     )
+
+
+def _record(curves: Descent, accepted: Tensor, decrease: Tensor) -> None:
+    mean = torch.where(curves.progress.isinf(), decrease, torch.lerp(curves.progress, decrease, 0.3))
+    curves.progress = torch.where(accepted, mean, curves.progress)
 
 
 def _adapt(curves: Descent, accepted: Tensor, gain: Tensor) -> None:
