@@ -138,7 +138,7 @@ def _fit(
 
 def _radial_noise(images: Tensor, codes: Tensor, vae: GaussianVAE, settings: Settings) -> pb.RBFPrecision:
     """Radial basis functions on the codes, which start with the noise that the means leave."""
-    num_centers = min(settings.num_centers, len(codes) // 2)
+    num_centers = min(settings.num_centers, len(codes) // 4)
     scale = settings.width * float(pb.Support.fit(codes, num_centers, random_state=settings.seed).scale)
     support = pb.Support.fit(codes, num_centers, scale=scale, random_state=settings.seed)
     noise = float((images - vae(codes).mean).std())
@@ -258,7 +258,7 @@ _DEVIATIONS = [
     "improves, 30,000 steps and 6,000 at a tenth of the step size. With a fifth of them the codes still fill a blob: lines keep among them, and regularised paths cannot be nearer.",
     "The encoder's standard deviation, which the table does not list, is Linear(784, 2) with Softplus; 784 for the printed 728.",
     "Training does not know the metric. Encoder and means are trained once, with constant noise; then, on fixed codes, each kind of noise. So the four "
-    "autoencoders have the same codes, and differ in noise and metric alone. At most half as many centres as codes.",
+    "autoencoders have the same codes, and differ in noise and metric alone. At most a quarter as many centres as codes.",
     "All standard deviations have a floor of 0.05: border pixels are always 0, and their likelihood would otherwise be unbounded.",
     "Widths of the radial basis functions (1.5 times the default of pullback.Support) and the ceiling of the noise (100) are not given in the paper.",
 ]
