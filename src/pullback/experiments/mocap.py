@@ -55,7 +55,6 @@ class Settings:
 
 
 PAPER = Settings()
-COLORS = (PATH, LINE)
 ROUTES = {
     "recommended": "shortest path, Extrapolated",
     "reweighted": "shortest path, the paper's reweighting",
@@ -77,13 +76,14 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
         paths = solve(model, (a, b), MAIN, settings, solver)
         others = solve(model, few, ["reweighted", "plain"], settings, rough)
         stride = solve(model, pairs["stride"], MAIN, settings, solver)
+        some = paths["recommended"].codes[: settings.num_compared]
         numbers = {
             "settings": asdict(settings),
             "num_poses": len(model.codes),
             "on_codes": float(distance_to_nearest(_some_decoded(model), _recorded(model, settings)).mean()),
             "opposite_stride_and_heading": measured(model, paths | others, settings),
             "opposite_stride": measured(model, stride, settings),
-            "kl": divergence_numbers(model.vae.decoder, paths["recommended"].codes, settings.num_samples),
+            "kl": divergence_numbers(model.vae.decoder, some, settings.num_samples),
         }
     return _report(model, numbers, *_pictures(out, model, paths | others, settings))
 
@@ -211,7 +211,7 @@ def _pictures(
             caption=f"{len(example[0])} frames, mean and quartiles over {len(codes['line'])} pairs. {source}",
         ),
     ]
-    movies = {name: (poses[shown], color) for (name, poses), color in zip(decoded.items(), COLORS, strict=True)}
+    movies = {name: (poses[shown], color) for (name, poses), color in zip(decoded.items(), (PATH, LINE), strict=True)}
     title = "The same two poses, joined twice"
     return figures, [animation(out / "mocap.html", skeleton, movies, title=title, caption=source), model.file]
 
