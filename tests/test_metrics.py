@@ -302,6 +302,14 @@ def test_euclidean_metric_is_finite_at_saturation(dtype):
     assert torch.isfinite(pb.EuclideanMetric(lambda z: Bernoulli(logits=z)).tensor(z)).all()
 
 
+@pytest.mark.parametrize("metric", [pb.FisherRaoMetric, pb.EuclideanMetric])
+def test_codes_may_share_memory_and_be_none(metric):
+    z = torch.tensor([0.3, 0.7], dtype=F64)
+    tensor = metric(lambda z: Normal(torch.tanh(z), torch.exp(z))).tensor
+    torch.testing.assert_close(tensor(z.expand(3, 2)), tensor(z).expand(3, 2, 2))
+    assert tensor(torch.empty(0, 2, dtype=F64)).shape == (0, 2, 2)
+
+
 def test_families_without_a_mean_are_refused():
     for decoder in (lambda z: Categorical(logits=h(z)), FAMILIES["Cauchy"]):
         with pytest.raises(NotImplementedError, match=r"has no mean.*OneHotCategorical"):

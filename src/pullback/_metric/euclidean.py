@@ -62,7 +62,7 @@ def moments(p: Distribution, num_batch: int) -> Tensor:
     if isinstance(p, Product):
         return torch.cat([moments(part, num_batch) for part in p.components], dim=-1)
     mean, stddev = p.mean, _stddev(p)
-    if bool(torch.isnan(mean).all()):
+    if mean.numel() and bool(torch.isnan(mean).all()):
         raise NotImplementedError(
             f"{type(p).__name__} has no mean, so there is no Euclidean metric. For categories use OneHotCategorical; otherwise "
             "use pullback.FisherRaoMetric(decoder)."
