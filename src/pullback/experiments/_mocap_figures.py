@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import Normal as Unchanged
 from matplotlib.patheffects import Stroke
@@ -23,7 +24,7 @@ from pullback.experiments._report import WIDTH
 from pullback.experiments._skeleton import strip
 
 PATH, LINE, PATHS = "#1a9850", "#d73027", "#ff6a3d"
-OUTLINE = [Stroke(linewidth=2.4, foreground="white", alpha=0.8), Unchanged()]
+OUTLINE = [Stroke(linewidth=3.2, foreground="black", alpha=0.9), Unchanged()]
 SPAN = 12.0  # nats of log-volume that the colours cover, at most
 
 
@@ -34,7 +35,8 @@ def draw_latent(
     resolution: int,
 ) -> Figure:
     """Latent spaces with their shortest paths ``(n, frames, 2)``, and one pair joined by the path and by the line."""
-    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 5.8), sharex=True, sharey=True, layout="compressed")
+    layout = ConstrainedLayoutEngine(compress=True, hspace=0.06)
+    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 6.2), sharex=True, sharey=True, layout=layout)
     metric, last = next(iter(panels.values()))[0], axes[-1, -1]
     for ax, (title, (own, paths)) in zip(axes.flat, panels.items(), strict=False):
         _background(ax, figure, own, codes, resolution)
@@ -43,7 +45,7 @@ def draw_latent(
         ax.set_title(title, fontsize="medium")
     _background(last, figure, metric, codes, resolution)
     for curve, color in zip(example, (PATH, LINE), strict=True):
-        last.plot(*curve.numpy().T, color=color, linewidth=1.6, path_effects=OUTLINE)
+        last.plot(*curve.numpy().T, color=color, linewidth=1.8, path_effects=OUTLINE, zorder=3)
         last.scatter(*curve[[0, -1]].numpy().T, s=12, color="black", zorder=4)
     last.set_title("one pair, Extrapolated", fontsize="medium")
     handles = [
