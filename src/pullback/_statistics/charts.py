@@ -25,7 +25,7 @@ from pullback._solver.graph import Graph
 from pullback._solver.lattice import Lattice
 from pullback._statistics.paths import Flat
 
-_COARSE = GaussNewton(rtol=1e-3, min_segments=4, max_segments=64, max_steps=12)
+_COARSE = GaussNewton(rtol=1e-3, min_segments=8, max_segments=32, max_steps=8)
 _POINTS = 33
 _LATTICE_NODES = {2: 80**2, 3: 20**3}
 _AGREEMENT = 0.05  # a momentum whose length differs by more belongs to a path that is no discrete minimum

@@ -39,15 +39,11 @@ _NEIGHBOURS = 16
 _MAX_KERNELS = 1000
 _SHARES = (0.35, 0.2, 0.45)  # of the proposal: narrow kernels, wide ones, and one Gaussian over all
 _ADAPTED_SHARES = (0.6, 0.3, 0.1)  # where the kernels are known to lie as the density does
-_WIDE = (
-    3.0  # standard deviations of the wide kernels over the narrow ones, which reaches into the walls around the data
-)
+_WIDE = 3.0  # standard deviations of the wide kernels over the narrow: they reach into the walls around the data
 _BROAD = 2.0  # standard deviations of the one Gaussian over those of the codes
 _BARRIER = 1e-2  # nats: holds precisions to the second moment of the data where the likelihood is flat in them
 _MAX_NEWTON = 60
-_MAX_TILT = (
-    0.5  # of log-weights by calibration; where it takes more, the Gaussian of the codes is no guide to the density
-)
+_MAX_TILT = 1.0  # of log-weights by calibration: where it takes more, the Gaussian of the codes is no guide
 _CHUNK = 4096
 
 
@@ -209,9 +205,12 @@ class Proposal:
         return torch.cat([self._log_density(part) for part in z.split(_CHUNK // 4)])
 
     def _log_density(self, z: Tensor) -> Tensor:
-        shifted = (z[:, None] - self.centers)[..., None]
-        white = torch.linalg.solve_triangular(self.factors, shifted, upper=False)[..., 0]
-        scale = self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1) + 0.5 * z.shape[1] * np.log(2 * np.pi)
+        middle, (k, d) = self.centers.mean(0), self.centers.shape  # digits are lost where both are far from zero
+        eye = torch.eye(d, dtype=z.dtype, device=z.device)
+        inverse = torch.linalg.solve_triangular(self.factors, eye, upper=False)
+        offset = (inverse @ (self.centers - middle)[..., None]).flatten()
+        white = torch.addmm(-offset, z - middle, inverse.flatten(0, 1).mT).unflatten(1, (k, d))
+        scale = self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1) + 0.5 * d * np.log(2 * np.pi)
         return (self.log_shares - scale - 0.5 * white.square().sum(-1)).logsumexp(-1)
 
 
@@ -254,9 +253,8 @@ def _calibration(terms: Tensor, exact: Tensor) -> Tensor:
             return tilt if tilt.abs().max() < _MAX_TILT else torch.zeros_like(tilt)
         hessian = h.mT @ (p[:, None] * h)
         step = torch.linalg.lstsq(hessian, slope[:, None]).solution[:, 0]
-        size = min(
-            1.0, 1.0 / float((h @ step).abs().max().clamp_min(1e-12))
-        )  # no factor changes more than e-fold at once
+        largest = float((h @ step).abs().max().clamp_min(1e-12))
+        size = min(1.0, 1.0 / largest)  # no factor changes more than e-fold at once
         multiplier = multiplier - size * step
     return torch.zeros_like(h[:, 0])
 
