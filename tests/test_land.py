@@ -16,11 +16,12 @@ from torch.distributions import MultivariateNormal, Normal
 
 import pullback as pb
 from problems import PROBLEMS, sphere
-from pullback._statistics import land_fit
+from pullback._statistics import land_fit, surrogate
 from pullback._statistics.charts import Atlas
 from pullback._statistics.land_fit import Problem
 from pullback._statistics.normalisation import Cloud, best_precision, importance_sample, quadratic
 from pullback._statistics.paths import Flat
+from pullback._statistics.surrogate import Known
 from pullback.experiments import toy
 
 DOUBLE = torch.float64
@@ -124,6 +125,24 @@ class TestNormalisation:
         cloud = Cloud(r[:, None], sample.log_weight + sample.log_volume)
         value, error = cloud.log_normalizer(torch.tensor([[gamma]], dtype=DOUBLE))
         assert error < 0.05
+        assert abs(value - exact) < 4 * error
+
+    @pytest.mark.parametrize("scale", [1.0, 1.2])
+    def test_a_guess_lessens_the_noise_and_adds_no_bias(self, scale):
+        """Radii are guessed from known ones, also if those are too long by a fifth."""
+        mean, gamma = torch.tensor([0.0, 1.0], dtype=DOUBLE), 4.0
+        exact = np.log(2 * np.pi * polar_constant(gamma, np.sinh, 10))
+
+        def radii(z: torch.Tensor) -> torch.Tensor:
+            r = torch.full_like(z[:, 0], 100.0)
+            r[z[:, 1] > 0] = gamma**0.5 * HALF_PLANE.distance(mean.expand_as(z)[z[:, 1] > 0], z[z[:, 1] > 0])
+            return r
+
+        noise = 0.5 * torch.randn(800, 2, dtype=DOUBLE, generator=source())
+        codes = torch.stack([noise[:, 0], noise[:, 1].exp()], -1)
+        known = Known(codes[:200], codes, scale * radii(codes))
+        value, error = surrogate.log_normalizer(HALF_PLANE.metric, radii, known, 512, 0)
+        assert error < 0.01
         assert abs(value - exact) < 4 * error
 
     def test_the_sphere_is_not_counted_twice(self):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch.distributions import Bernoulli, Gamma, Normal
 
 import pullback as pb
 from problems import PROBLEMS
+from pullback._logarithm import _try_out, _Velocities
 from pullback._solver.base import Solution, Solver, Status
 
 DOUBLE = torch.float64
@@ -163,6 +164,31 @@ def test_single_precision():
     log = pb.logmap(SIMPLEX.metric, a, b)
     assert log.dtype == torch.float32
     torch.testing.assert_close(log.double(), exact_logarithm(SIMPLEX, a.double(), b.double()), rtol=1e-3, atol=1e-3)
+
+
+def test_velocities_are_tried_out():
+    """What is reported is where the exponential map arrives; a velocity that leads elsewhere is no logarithm."""
+    a, b = NORMAL.points(4), NORMAL.points(4)
+    log = pb.logarithm(NORMAL.metric, a, b)
+    assert (log.miss < 1e-6).all()
+    assert log.converged.all()
+    off = replace(log, miss=torch.tensor([0.0, 2e-4, torch.inf, torch.nan], dtype=DOUBLE))
+    assert off.converged.tolist() == [True, False, False, True]
+    assert "misses b by 0.0002" in off.status[1]
+    assert pb.logarithm(NORMAL.metric, a, b, check=False).miss.isnan().all()
+
+
+def test_paths_that_miss_are_shot():
+    """A direction that is off by a thousandth has the right length to a millionth; the geodesic tells, and shooting corrects it."""
+    a, b = NORMAL.points(4), NORMAL.points(4)
+    log = pb.logarithm(NORMAL.metric, a, b)
+    nodes = log.geodesic.curve.resample(129)
+    bent = _Velocities.of(nodes, log.distance)
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=DOUBLE)
+    bent.velocity, bent.error = log.velocity + 1e-3 * log.velocity @ turn, log.error.clone()
+    _try_out(NORMAL.metric, bent, torch.arange(4))
+    assert (bent.miss < 1e-6).all()
+    torch.testing.assert_close(bent.velocity, log.velocity, rtol=1e-6, atol=1e-6)
 
 
 def test_failed_pairs_have_a_status_and_spare_the_others():

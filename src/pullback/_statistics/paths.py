@@ -65,7 +65,7 @@ def logs(metric: Metric, a: Tensor, b: Tensor, *, solver: Solver | None, init: S
         with torch.no_grad(), unvalidated():
             found.distance[near] = metric.norm(a[near], v[near])
     for rows in (~near).nonzero()[:, 0].split(_BATCH) if not near.all() else ():
-        part = logarithm(metric, a[rows], b[rows], solver=solver, init=init, rtol=rtol)
+        part = logarithm(metric, a[rows], b[rows], solver=solver, init=init, rtol=rtol, check=False)
         found.velocity[rows], found.distance[rows] = part.velocity, part.distance
         found.error[rows], found.converged[rows] = part.error, part.geodesic.converged
     return found
