@@ -23,9 +23,10 @@ from pullback._curve import Polyline
 from pullback._decoder import unvalidated
 from pullback._metric.base import Metric
 from pullback._solver.base import Solution, Solver, Status
+from pullback._solver.choice import BIAS, chosen
 from pullback._solver.discrete import DiscreteEnergy, NoEmbeddingError, pull_energy, total_energy
 from pullback._solver.grading import uneven
-from pullback._solver.levels import Measurement, Paths, assemble, join, measure, measure_straight, prepare, resample
+from pullback._solver.levels import Paths, assemble, join, measure, measure_straight, prepare
 from pullback._solver.newton import Descent, Minimizer
 from pullback._solver.rows import take
 from pullback._typing import Float
@@ -43,7 +44,6 @@ _WALLED_SEGMENTS = 64  # pieces on its first level
 _PULL = 1e-2  # Euclidean energy mixed in there, as a share of the energy of the path
 _GRADED_PULL = 3e-3  # the same for graded paths, at first
 _RELAXATION = 6.0  # by which it falls from solve to solve
-_BIAS = 8.0  # what it adds to the length, over the share: 6 to 10 in decoders with unused dimensions
 _RELAXED_SEGMENTS = 32  # a level on which it may fall without more segments
 _CLOSE = 0.1  # if finer chords see at most so much more
 
@@ -140,7 +140,7 @@ class GaussNewton(Solver):
         worse = blind | ~(found.energy <= paths.energy * (1 + 1e-4 + found.error))
         strays = self._strays(discrete, paths, descent, blind)
         worse |= strays & first  # what it found is a matter of its few nodes
-        new = _chosen(paths, descent, found, worse, order=4)
+        new = chosen(paths, descent, found, worse, order=4)
         done = self._judge(new, paths, descent, worse, aim, last) | self._given_up(new, paths, descent, worse)
         close = ~worse & (found.energy <= (1 + _CLOSE) * descent.energy)
         again = self._relax(new, paths, strays, blind, first, aim) & close & (level >= _RELAXED_SEGMENTS)
@@ -171,7 +171,7 @@ class GaussNewton(Solver):
 
     def _relax(self, new: Paths, old: Paths, strays: Tensor, blind: Tensor, first: bool, aim: float) -> Tensor:
         """Lets the pull on graded paths fall, unless they hop over what they do not see; says on which it did."""
-        floor = torch.full_like(old.pull, aim / (2 * _BIAS))
+        floor = torch.full_like(old.pull, aim / (2 * BIAS))
         start = torch.where(blind | first, _GRADED_PULL, floor)
         relaxed = torch.where(blind, old.pull, torch.fmin(torch.fmax(old.pull / _RELAXATION, floor), old.pull))
         new.pull = torch.where(old.graded, relaxed, torch.where(strays, start, 0.0))
@@ -198,7 +198,7 @@ class GaussNewton(Solver):
         kept = measure_straight(discrete, paths.best, max(2, 2 * _SUBSTEPS * level // (paths.best.shape[1] - 1)))
         paths = replace(paths, energy=kept.energy, length=kept.length)
         worse = ~(found.energy <= paths.energy * (1 + 1e-4))
-        new = _chosen(paths, descent, found, worse, order=2)
+        new = chosen(paths, descent, found, worse, order=2)
         done = self._judge(new, paths, descent, worse & False, self._aim(discrete, paths.nodes), last)
         rest, back = take(new, ~done), take(new, done)
         back.returned = torch.ones_like(back.returned)
@@ -258,41 +258,3 @@ def _weight(paths: Paths, share: Tensor) -> Tensor:
     """The weight with which Euclidean energy is mixed in, such that it is a share of the energy of the path."""
     span = paths.nodes.diff(dim=1).norm(dim=-1).sum(-1)
     return share * paths.energy / span.square().clamp_min(torch.finfo(span.dtype).tiny)
-
-
-def _chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, order: int) -> Paths:
-    """The path a level found, or the one it started from where that is better."""
-    smooth = torch.full_like(worse, order == 4)
-    level = descent.nodes.shape[1] - 1
-    width = max(paths.best.shape[1] - 1, level)
-    new = replace(paths, nodes=descent.nodes, best=descent.nodes, smooth=smooth)
-    scale = torch.fmin(paths.energy, found.energy).clamp_min(torch.finfo(found.energy.dtype).tiny)
-    change = (found.energy - paths.energy).abs() / scale
-    share = torch.where(
-        worse, 1.0, torch.where(paths.graded, 1 / 3, 1 / (2**order - 1))
-    )  # what the finer of two levels lacks of their difference
-    # alone, a level is judged by what refinement adds: nodes that are off by h² cost h⁴ (thirty times that covers all we met)
-    alone = 30 * ((found.energy - descent.energy) / scale).square() if order == 4 else torch.inf
-    change = torch.where(paths.error.isnan(), alone, (share * change).nan_to_num(torch.inf))
-    # a minimum has constant speed, so what its energy has over the square of its length is yet to be gained
-    unsteady = (descent.energy - found.chord_length.square()).clamp_min(0) / scale
-    unsteady = torch.where(paths.error.isnan() | paths.graded, unsteady, 0.0) if order == 4 else 0.0
-    return Paths(
-        index=paths.index,
-        nodes=descent.nodes,
-        times=paths.times,
-        best=torch.where(worse[:, None, None], resample(paths, width), resample(new, width)),
-        smooth=torch.where(worse, paths.smooth, smooth),
-        damping=descent.damping,
-        energy=torch.where(worse, paths.energy, found.energy),
-        length=torch.where(worse, paths.length, found.length),
-        # of the length, half that of the energy
-        error=0.5 * (found.error + change + unsteady + descent.left / scale)
-        + (_BIAS * paths.pull if order == 4 else 0),
-        status=descent.status,
-        strict=descent.exact & ~worse,
-        num_steps=descent.num_steps,
-        returned=paths.returned,
-        graded=paths.graded,
-        pull=paths.pull,
-    )

@@ -13,6 +13,7 @@ from pullback._solver.grading import even, grade
 from pullback._solver.rows import concatenate, take
 from pullback._solver.splines import refine
 
+_FLATTEST, _STEEPEST = 3.0, 5.0  # ratios of errors at T and 2T segments that count as four
 _EVEN_FACTOR = 8  # nodes at equal times for each node of a graded path
 
 
@@ -34,6 +35,7 @@ class Paths:
     num_steps: Tensor  # on this level
     returned: Tensor  # whether the curve has been through the walled regime
     graded: Tensor  # whether the nodes are placed at will, not at equal times
+    settled: Tensor  # whether the last level was solved to its tolerance
     pull: Tensor  # Euclidean energy mixed in on the next level, as a share of the energy
 
     @classmethod
@@ -55,6 +57,7 @@ class Paths:
             num_steps=torch.zeros_like(index),
             returned=torch.zeros_like(index, dtype=torch.bool),
             graded=torch.zeros_like(index, dtype=torch.bool),
+            settled=torch.zeros_like(index, dtype=torch.bool),
             pull=torch.zeros_like(unknown),
         )
 
@@ -64,12 +67,14 @@ class Measurement:
     """Energy and length of paths, independent of their nodes up to `error`, relative to the energy.
 
     `chord_length` is the length that the chords between the nodes see; at a minimum of their energy it is its root.
+    `asymptotic` says that errors fall by about four as segments are halved, so that theory may be believed.
     """
 
     energy: Tensor
     length: Tensor
     error: Tensor
     chord_length: Tensor
+    asymptotic: Tensor
 
 
 def equal_times(nodes: Tensor) -> Tensor:
@@ -83,13 +88,14 @@ def measure(discrete: DiscreteEnergy, nodes: Tensor, graded: Tensor | None = Non
     The energy of `graded` ones is the square of their length, which does not ask when a point is reached.
     """
     chords = discrete.chords(refine(nodes, 4), 4)
-    energy, error = romberg(*map(total_energy, chords))
+    energies = [total_energy(c) for c in chords]
+    energy, error = romberg(*energies)
     lengths = [c.clamp_min(0).sqrt().sum(-1) for c in chords]
     length = romberg(*lengths)[0]
     if graded is not None and graded.any():
         square, square_error = romberg(*(x.square() for x in lengths))
         energy, error = torch.where(graded, square, energy), torch.where(graded, square_error, error)
-    return Measurement(energy, length, _relative(error, energy), lengths[0])
+    return Measurement(energy, length, _relative(error, energy), lengths[0], _asymptotic(*energies))
 
 
 def measure_straight(discrete: DiscreteEnergy, nodes: Tensor, substeps: int) -> Measurement:
@@ -98,7 +104,13 @@ def measure_straight(discrete: DiscreteEnergy, nodes: Tensor, substeps: int) -> 
     energy = total_energy(fine)
     length = fine.clamp_min(0).sqrt().sum(-1)
     error = _relative((energy - total_energy(coarse)).abs(), energy)
-    return Measurement(energy, length, error, length)
+    return Measurement(energy, length, error, length, error.isnan())
+
+
+def _asymptotic(coarse: Tensor, middle: Tensor, fine: Tensor) -> Tensor:
+    first, second = (middle - coarse).abs(), (fine - middle).abs()
+    noise = 64 * torch.finfo(fine.dtype).eps * fine.abs()
+    return (second <= noise) | ((first <= _STEEPEST * second) & (first >= _FLATTEST * second))
 
 
 def romberg(coarse: Tensor, middle: Tensor, fine: Tensor) -> tuple[Tensor, Tensor]:

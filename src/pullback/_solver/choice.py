@@ -1,0 +1,73 @@
+"""What a level has found: whether to keep it, and how far it is from the minimum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pullback._solver.base import Status
+from pullback._solver.levels import Measurement, Paths, resample
+from pullback._solver.newton import Descent
+
+BIAS = 8.0  # what a pull adds to the length, over its share of the energy: 6 to 10 in decoders with unused dimensions
+
+
+def chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, order: int) -> Paths:
+    """The path a level found, or the one it started from where that is better."""
+    smooth = torch.full_like(worse, order == 4)
+    level = descent.nodes.shape[1] - 1
+    width = max(paths.best.shape[1] - 1, level)
+    new = replace(paths, nodes=descent.nodes, best=descent.nodes, smooth=smooth)
+    return Paths(
+        index=paths.index,
+        nodes=descent.nodes,
+        times=paths.times,
+        best=torch.where(worse[:, None, None], resample(paths, width), resample(new, width)),
+        smooth=torch.where(worse, paths.smooth, smooth),
+        damping=descent.damping,
+        energy=torch.where(worse, paths.energy, found.energy),
+        length=torch.where(worse, paths.length, found.length),
+        error=_smooth_error(paths, descent, found, worse)
+        if order == 4
+        else _straight_error(paths, descent, found, worse),
+        status=descent.status,
+        strict=descent.exact & ~worse,
+        num_steps=descent.num_steps,
+        returned=paths.returned,
+        graded=paths.graded,
+        pull=paths.pull,
+        settled=descent.status == Status.CONVERGED,
+    )
+
+
+def _smooth_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor) -> Tensor:
+    """Estimates how far the length of a smooth path is from that of the minimum, relative to it."""
+    scale = _scale(paths, found)
+    theory = found.asymptotic & ~paths.graded
+    share = torch.where(
+        worse, 1.0, torch.where(theory, 1 / 15, 1 / 3)
+    )  # of a change, what the finer of two levels lacks
+    change = (share * (found.energy - paths.energy).abs() / scale).nan_to_num(torch.inf)
+    # alone, a level is judged by what refinement adds: nodes that are off by h² cost h⁴ (thirty times that covers all we met)
+    gap = (found.energy - descent.energy).abs() / scale
+    alone = torch.where(found.asymptotic, 30 * gap.square(), gap)
+    # a minimum has constant speed, so what its energy has over the square of its length is yet to be gained
+    unsteady = (descent.energy - found.chord_length.square()).clamp_min(0) / scale
+    single = paths.error.isnan()
+    both = torch.where(paths.settled, change, torch.maximum(alone, change))
+    rest = torch.where(single, alone, both) + torch.where(single | paths.graded, unsteady, 0.0)
+    return 0.5 * (found.error + rest + descent.left / scale) + BIAS * paths.pull  # half that of the energy
+
+
+def _straight_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor) -> Tensor:
+    """The same for straight pieces, which have order two."""
+    scale = _scale(paths, found)
+    change = torch.where(worse, 1.0, 1 / 3) * (found.energy - paths.energy).abs() / scale
+    change = torch.where(paths.error.isnan(), torch.inf, change.nan_to_num(torch.inf))
+    return 0.5 * (found.error + change + descent.left / scale)
+
+
+def _scale(paths: Paths, found: Measurement) -> Tensor:
+    return torch.fmin(paths.energy, found.energy).clamp_min(torch.finfo(found.energy.dtype).tiny)
