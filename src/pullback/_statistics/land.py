@@ -50,7 +50,7 @@ class LAND(DensityMixin, Estimator):
     - `n_components`: how many components.
     - `tol`: the fit stops when the mean log-likelihood of a code rises by less.
     - `max_iter`: steps of the fit, at most.
-    - `num_points`: points that the normalisation constants are estimated with while fitting; up to twelve times as many in the end,
+    - `num_points`: points that the normalisation constants are estimated with while fitting; up to eight times as many in the end,
       until their standard error is below 0.005.
     - `reg_covar`: added to the diagonal of the second moments of the logarithms.
     - `graph`: where the search for shortest paths starts: a `Lattice` or `CodeGraph`. By default one over the codes is made, a lattice

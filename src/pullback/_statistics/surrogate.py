@@ -25,7 +25,7 @@ from pullback._statistics.normalisation import NUM_REPLICATES, Sample, importanc
 _NEIGHBOURS = 6
 _CHEAP = 2**14  # points, if not more, where they take no shortest path
 _ENOUGH = 0.005  # standard error of log C that is aimed at
-_MAX_BATCHES = 6
+_MAX_BATCHES = 4
 
 
 @dataclass(frozen=True, eq=False)
