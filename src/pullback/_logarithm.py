@@ -271,7 +271,7 @@ def _try_out(metric: Metric, found: _Velocities, index: Tensor) -> None:
     if not len(index):
         return
     shots = shoot(
-        metric, found.nodes[index], num_pieces=_NUM_PIECES, rtol=max(1e-9, _least(found.miss.dtype)), max_steps=12
+        metric, found.nodes[index], num_pieces=_NUM_PIECES, rtol=max(1e-9, _least(found.miss.dtype)), max_steps=5
     )
     same = shots.converged & ((shots.length - found.length[index]).abs() <= _AGREEMENT * found.length[index])
     miss = _misses(metric, found.nodes[index], shots.velocity, shots.length)
