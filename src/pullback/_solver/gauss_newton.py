@@ -36,7 +36,7 @@ _COARSE_STEPS = 15  # on all levels but the finest: a curve that takes longer is
 _FIRST_STEPS = 6  # on the coarsest level: what it does not finish the next one does, and the batch need not wait
 _RTOL = 1e-6  # aimed at by default
 _WIDE_RTOL = 1e-3  # aimed at by default where a point with its derivatives has at least `_WIDEST` numbers
-_WIDE, _WIDEST = 2**10, 2**13
+_WIDE, _WIDEST = 2**10, 2**12
 _FIRST_RTOL = 1e-3  # to which the coarsest level is solved
 _SHARE = 1e-2  # to which other levels are solved, as a share of the error of the last: each has a sixteenth of it
 _SUBSTEPS = 8  # chords a piece in the walled regime
@@ -55,7 +55,7 @@ class GaussNewton(Solver):
     Args:
         rtol: relative error aimed at for the length; refinement goes on until the estimate of the error falls below it. By
             default 1e-6 where decoding is cheap. Where a point and its derivatives in the codes are more than 1,024 numbers
-            it is 1e-3 times their number over 8,192, at most 1e-3, which is less than such a decoder is certain of.
+            it is 1e-3 times their number over 4,096, at most 1e-3, which is less than such a decoder is certain of.
         accept: relative error at which a path still counts as converged where `rtol` is out of reach, because the decoder
             has kinks or sharp walls (rectified units, the nearest of several centres) and refinement no longer pays.
         budget: numbers decoded for one curve and its derivatives on a level, beyond which the default aims at 1e-3 times
