@@ -29,13 +29,13 @@ from pullback import plot
 from pullback._metric.interpolated import Grid, InterpolatedMetric
 from pullback._statistics.land import LAND
 from pullback.experiments._poses import Model, Training, trained
-from pullback.experiments._report import Finding, Report, Table, save_figure
+from pullback.experiments._report import WIDTH, Finding, Report, Table, save_figure
 from pullback.experiments._weights import reproducible
 
 TITLES = {
-    "interpolated": "LAND, interpolated metric",
-    "exact": "LAND, exact metric",
-    "same_base": "Gaussian, same base measure",
+    "interpolated": "LAND,\ninterpolated metric",
+    "exact": "LAND,\nexact metric",
+    "same_base": "Gaussian,\nsame base measure",
 }
 
 
@@ -45,11 +45,11 @@ class Settings:
 
     seed: int = 0
     training: Training = field(default_factory=Training)
-    num_codes: int = 200  # to fit to
+    num_codes: int = 150  # to fit to
     num_held_out: int = 200
     num_components: int = 1
     num_points: int = 512  # of the normalisation constants while fitting
-    max_iter: int = 8
+    max_iter: int = 6
     grid: int = 80  # tensors along each axis of the interpolated metric
     num_nodes: int = 5000  # of the lattice where paths start
     quadrature: int = 300  # points along each axis, for the Gaussian's normalisation
@@ -171,12 +171,13 @@ def _fit_numbers(land: LAND) -> dict[str, Any]:
 
 
 def _draw(exact: pb.Metric, codes: Tensor, models: dict[str, Any], settings: Settings) -> Figure:
-    figure, axes = plt.subplots(1, len(models), figsize=(13, 4.8), sharex=True, sharey=True, layout="compressed")
-    for ax, (title, density) in zip(axes, models.items(), strict=True):
+    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 5.8), sharex=True, sharey=True, layout="compressed")
+    *panels, rest = axes.flat
+    for ax, (title, density) in zip(panels, models.items(), strict=True):
         drawn = plot.latent(exact, codes, resolution=100, colorbar=False, ax=ax)
         if drawn.codes is not None:
             drawn.codes.set(sizes=[1.5], color="white", alpha=0.5, linewidths=0)
-        plot.density(density, codes, resolution=settings.resolution, colors="#ff6a3d", ax=ax)
+        plot.density(density, codes, resolution=settings.resolution, lebesgue=False, colors="#ff6a3d", ax=ax)
         mean = density.means_ if isinstance(density, LAND) else density.mean.detach()[None]
         ax.scatter(*torch.as_tensor(mean).numpy().T, s=80, marker="*", color="#ff6a3d", edgecolors="black", zorder=4)
         bar = figure.colorbar(drawn.image, ax=ax, location="bottom", pad=0.02, shrink=0.85, extend="both")
@@ -184,10 +185,11 @@ def _draw(exact: pb.Metric, codes: Tensor, models: dict[str, Any], settings: Set
         ax.set_title(title, fontsize="medium")
     handles = [
         Line2D([], [], linestyle="", marker="o", markersize=3, color="white", markeredgecolor="0.4", label="code"),
-        Line2D([], [], color="#ff6a3d", label="contours of the density"),
+        Line2D([], [], color="#ff6a3d", label="contours of\nthe density"),
         Line2D([], [], linestyle="", marker="*", markersize=10, color="#ff6a3d", markeredgecolor="black", label="mean"),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
+    rest.set_axis_off()
+    rest.legend(handles=handles, loc="center", frameon=False)
     return figure
 
 
@@ -209,7 +211,7 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
             f"{ordinary:+.2f} nats (± {scores['gaussian']['standard_error']:.2f})",
             ""
             if ordinary > 0
-            else "the volume of the metric is not the density of the codes: a Gaussian does not pay for that",
+            else "the volume of the metric grows where there are no codes, and a density over it has much of its mass there; an ordinary Gaussian does not pay for that",
         ),
         Finding(
             "Interpolated against exact metric",
@@ -221,7 +223,7 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
 
 
 def _table(scores: dict[str, dict[str, float]]) -> Table:
-    names = TITLES | {"gaussian": "Gaussian, ordinary"}
+    names = {name: title.replace("\n", " ") for name, title in TITLES.items()} | {"gaussian": "Gaussian, ordinary"}
     rows = [
         [names[name], f"{s['volume']:.3f}", f"{s['dz']:.3f}", f"{s['standard_error']:.3f}"]
         for name, s in scores.items()
@@ -252,7 +254,7 @@ def _report(model: Model, numbers: dict[str, Any], figure: Path) -> Report:
 
 _TEXT = (
     "A locally adaptive normal distribution on the latent space of poses, fitted under the exact metric and under its interpolation from a grid, and judged by the mean log-likelihood of codes that "
-    "it has not seen. Contours are those of the density with respect to dz."
+    "it has not seen. Contours are those of the density with respect to the Riemannian volume."
 )
 _DEVIATIONS = [
     "The metric is that of pullback.Extrapolated with its default support, in closed form. Fitted to a sample of the codes; the paper gives neither their number nor the grid.",
