@@ -98,7 +98,12 @@ class Estimator(BaseEstimator, abc.ABC):
         array = validate_data(self, plain, reset=reset, dtype=[np.float64, np.float32], **checks)
         if isinstance(X, Tensor) and X.is_floating_point():
             return X.detach()
-        return torch.from_numpy(np.ascontiguousarray(array).copy())
+        return owned(array)
+
+
+def owned(values: Any) -> Tensor:
+    """A tensor of an array's numbers; a copy, since torch warns of memory that it may not write to."""
+    return values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.array(values, order="C"))
 
 
 def like(value: Tensor, X: Any) -> Any:

@@ -26,7 +26,7 @@ from pullback._exponential import geodesic_flow
 from pullback._metric.base import Metric
 from pullback._solver.base import Solver
 from pullback._solver.graph import Graph
-from pullback._statistics.estimator import Estimator, like
+from pullback._statistics.estimator import Estimator, like, owned
 from pullback._statistics.frechet import frechet_mean
 from pullback._statistics.paths import Flat, logs
 
@@ -98,7 +98,7 @@ class GeodesicRegression(RegressorMixin, Estimator):
         r"""The share of the variance that is explained, :math:`R^2 = 1 - \sum_i d^2(z_i, \hat z_i) / \sum_i d^2(z_i, \mu)` (Fletcher 2011)."""
         codes = _columns(_targets(y))
         predicted = torch.as_tensor(self.predict(X)).to(codes).reshape(codes.shape)
-        share = torch.ones_like(codes[:, 0]) if sample_weight is None else torch.as_tensor(sample_weight).to(codes)
+        share = torch.ones_like(codes[:, 0]) if sample_weight is None else owned(sample_weight).to(codes)
         options = {"solver": self.solver, "init": self.graph}
         found = logs(self._metric(), predicted, codes, rtol=1e-6, **options)
         mean = frechet_mean(self._metric(), codes, share, rtol=1e-6, **options)
@@ -204,7 +204,7 @@ def _slopes(metric: Metric, parameters: Tensor, x: Tensor, nudge: Tensor) -> Ten
 
 
 def _targets(y: Any) -> Tensor:
-    codes = y.detach() if isinstance(y, Tensor) else torch.as_tensor(_numeric(y))
+    codes = y.detach() if isinstance(y, Tensor) else owned(_numeric(y))
     codes = codes if codes.is_floating_point() else codes.double()
     if not torch.isfinite(codes).all():
         raise ValueError("The codes y contain NaN or infinity. Drop these rows of X and y.")
