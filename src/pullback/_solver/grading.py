@@ -22,7 +22,7 @@ from pullback._solver.discrete import DiscreteEnergy
 from pullback._solver.splines import refine
 
 _EUCLIDEAN = 0.5  # share of the Euclidean length in the pace of a graded path
-_UNEVEN = 3.0  # longest step over the mean step, from which on a path is graded
+_UNEVEN = 5.0  # longest step over the mean step, from which on a path is graded
 _FACTOR = 4  # points a segment at which lengths are measured
 
 
