@@ -14,7 +14,7 @@ from pullback._solver.newton import Descent
 BIAS = 8.0  # what a pull adds to the length, over its share of the energy: 6 to 10 in decoders with unused dimensions
 
 
-def chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, order: int) -> Paths:
+def chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, order: int, wide: bool = False) -> Paths:
     """The path a level found, or the one it started from where that is better."""
     smooth = torch.full_like(worse, order == 4)
     level = descent.nodes.shape[1] - 1
@@ -29,7 +29,7 @@ def chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, or
         damping=descent.damping,
         energy=torch.where(worse, paths.energy, found.energy),
         length=torch.where(worse, paths.length, found.length),
-        error=_smooth_error(paths, descent, found, worse)
+        error=_smooth_error(paths, descent, found, worse, wide)
         if order == 4
         else _straight_error(paths, descent, found, worse),
         status=descent.status,
@@ -42,7 +42,7 @@ def chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, or
     )
 
 
-def _smooth_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor) -> Tensor:
+def _smooth_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, wide: bool) -> Tensor:
     """Estimates how far the length of a smooth path is from that of the minimum, relative to it."""
     scale = _scale(paths, found)
     theory = found.asymptotic & ~paths.graded
@@ -57,7 +57,10 @@ def _smooth_error(paths: Paths, descent: Descent, found: Measurement, worse: Ten
     unsteady = (descent.energy - found.chord_length.square()).clamp_min(0) / scale
     single = paths.error.isnan()
     both = torch.where(paths.settled, change, torch.maximum(alone, change))
-    rest = torch.where(single, alone, both) + torch.where(single | paths.graded, unsteady, 0.0)
+    trusted = (
+        single | paths.graded | (found.asymptotic & wide)
+    )  # small decoders are refined until kinks show, and go unsteady there
+    rest = torch.where(single, alone, both) + torch.where(trusted, unsteady, 0.0)
     return 0.5 * (found.error + rest + descent.left / scale) + BIAS * paths.pull  # half that of the energy
 
 

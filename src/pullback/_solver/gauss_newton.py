@@ -140,7 +140,7 @@ class GaussNewton(Solver):
         worse = blind | ~(found.energy <= paths.energy * (1 + 1e-4 + found.error))
         strays = self._strays(discrete, paths, descent, blind)
         worse |= strays & first  # what it found is a matter of its few nodes
-        new = chosen(paths, descent, found, worse, order=4)
+        new = chosen(paths, descent, found, worse, order=4, wide=self._is_wide(discrete, paths.nodes))
         done = self._judge(new, paths, descent, worse, aim, last) | self._given_up(new, paths, descent, worse)
         close = ~worse & (found.energy <= (1 + _CLOSE) * descent.energy)
         again = self._relax(new, paths, strays, blind, first, aim) & close & (level >= _RELAXED_SEGMENTS)
