@@ -27,8 +27,9 @@ from pullback._metric.base import Metric
 from pullback._metric.steps import MAX_DECODED, safe_sqrt
 from pullback._solver.base import Solver
 from pullback._solver.discrete import DiscreteEnergy, NoEmbeddingError
-from pullback._solver.levels import refine, romberg
+from pullback._solver.levels import romberg
 from pullback._solver.newton import Minimizer
+from pullback._solver.splines import refine
 from pullback._typing import Float
 
 _MIN_SEGMENTS, _MAX_SEGMENTS = 8, 256  # of the coarsest of the three curves that are extrapolated

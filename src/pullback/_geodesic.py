@@ -16,7 +16,7 @@ from pullback._metric.steps import squared_steps
 from pullback._solver.base import Solution, Solver, Status
 from pullback._solver.gauss_newton import GaussNewton
 from pullback._solver.graph import Graph
-from pullback._solver.levels import refine
+from pullback._solver.splines import refine
 from pullback._support import Support
 from pullback._typing import Bool, Float, Int
 

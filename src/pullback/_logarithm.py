@@ -35,9 +35,10 @@ from pullback._metric.base import Metric
 from pullback._metric.steps import safe_sqrt
 from pullback._solver.base import Solver
 from pullback._solver.discrete import DiscreteEnergy
-from pullback._solver.levels import measure, refine, romberg
+from pullback._solver.levels import measure, romberg
 from pullback._solver.newton import Minimizer
 from pullback._solver.shooting import shoot
+from pullback._solver.splines import refine
 from pullback._solver.tridiagonal import solve_tridiagonal
 from pullback._typing import Bool, Float
 

@@ -46,9 +46,8 @@ def _smooth_error(paths: Paths, descent: Descent, found: Measurement, worse: Ten
     """Estimates how far the length of a smooth path is from that of the minimum, relative to it."""
     scale = _scale(paths, found)
     theory = found.asymptotic & ~paths.graded
-    share = torch.where(
-        worse, 1.0, torch.where(theory, 1 / 15, 1 / 3)
-    )  # of a change, what the finer of two levels lacks
+    # the share of their difference that the finer of two levels lacks
+    share = torch.where(worse, 1.0, torch.where(theory, 1 / 15, 1 / 3))
     change = (share * (found.energy - paths.energy).abs() / scale).nan_to_num(torch.inf)
     # alone, a level is judged by what refinement adds: nodes that are off by h² cost h⁴ (thirty times that covers all we met)
     gap = (found.energy - descent.energy).abs() / scale
@@ -57,9 +56,8 @@ def _smooth_error(paths: Paths, descent: Descent, found: Measurement, worse: Ten
     unsteady = (descent.energy - found.chord_length.square()).clamp_min(0) / scale
     single = paths.error.isnan()
     both = torch.where(paths.settled, change, torch.maximum(alone, change))
-    trusted = (
-        single | paths.graded | (found.asymptotic & wide)
-    )  # small decoders are refined until kinks show, and go unsteady there
+    # small decoders are refined until kinks show, and nodes at kinks are unsteady for another reason
+    trusted = single | paths.graded | (found.asymptotic & wide)
     rest = torch.where(single, alone, both) + torch.where(trusted, unsteady, 0.0)
     return 0.5 * (found.error + rest + descent.left / scale) + BIAS * paths.pull  # half that of the energy
 

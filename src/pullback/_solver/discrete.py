@@ -82,6 +82,10 @@ class DiscreteEnergy:
         num_parts = 0 if dual is None else 1 if dual[0] is dual[1] else 2
         return cls(metric, num_parts, num_features, chunk_bytes or _chunk_bytes(nodes, num_features))
 
+    def width(self, nodes: Tensor) -> int:
+        """Numbers that a decoded point and its derivatives in the codes are."""
+        return self.num_features * (1 + nodes.shape[-1])
+
     def chords(self, nodes: Tensor, coarsest: int = 1) -> list[Tensor]:
         """``ds2`` between nodes at strides ``coarsest, coarsest / 2, ..., 1``: each of shape ``(B, T / stride)``."""
         strides = [2**k for k in reversed(range(coarsest.bit_length()))]
@@ -101,7 +105,7 @@ class DiscreteEnergy:
 
         `times` are the shares :math:`\\Delta t` of the segments, shape ``(B, T)``; by default they are equal.
         """
-        times = torch.full_like(nodes[:, 1:, 0], 1 / (nodes.shape[1] - 1)) if times is None else times
+        times = equal_times(nodes) if times is None else times
         size = self._chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
         chunks = zip(nodes.split(size), exact.split(size), times.split(size), strict=True)
         return concatenate([self._expand(*chunk) for chunk in chunks])
@@ -192,6 +196,11 @@ def _chunk_bytes(nodes: Tensor, num_features: int) -> int:
     if nodes.device.type != "cpu":
         return 2**31
     return 2**23 if num_features > 64 else 2**27
+
+
+def equal_times(nodes: Tensor) -> Tensor:
+    """The times of segments that last equally long, shape ``(B, T)``."""
+    return torch.full_like(nodes[:, 1:, 0], 1 / (nodes.shape[1] - 1))
 
 
 def total_energy(chords: Tensor, times: Tensor | None = None) -> Tensor:

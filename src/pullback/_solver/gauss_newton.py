@@ -10,6 +10,10 @@ A sharp wall in the metric breaks this. Where a decoder changes and changes back
 minimising the chord energy then *draws* the nodes to both sides of the wall. The measurement notices: the path has far more
 energy on 4T segments than on T. Such a level is discarded, and the curve continues in the *walled* regime: straight pieces
 between fewer nodes, each measured in many chords, so that crossing a wall in one piece is as dear as it is in truth.
+
+A path that runs off along directions which a wide decoder hardly uses is *graded* (`pullback._solver.grading`), and a little of
+its Euclidean energy is mixed in. That pull falls from solve to solve, on one level as long as its chords see enough, to a share
+that the tolerance allows; what is left of it is part of the error.
 """
 
 from __future__ import annotations
@@ -208,7 +212,7 @@ class GaussNewton(Solver):
         }
 
     def _is_wide(self, discrete: DiscreteEnergy, nodes: Tensor) -> bool:
-        return discrete.num_features * (1 + nodes.shape[2]) > _WIDE
+        return discrete.width(nodes) > _WIDE
 
     def _max_steps(self, discrete: DiscreteEnergy, nodes: Tensor, last: bool) -> int:
         """Few steps on coarse levels, more of them where finer ones would cost much."""
@@ -218,19 +222,19 @@ class GaussNewton(Solver):
 
     def _blind_segments(self, discrete: DiscreteEnergy, nodes: Tensor) -> int:
         """Segments from which a blind level means a wall. Where straight pieces in many chords cost too much, see more first."""
-        cost = 4 * _SUBSTEPS * _WALLED_SEGMENTS * discrete.num_features * (1 + nodes.shape[2])
+        cost = 4 * _SUBSTEPS * _WALLED_SEGMENTS * discrete.width(nodes)
         return _WALLED_SEGMENTS if cost <= self.budget else 4 * _WALLED_SEGMENTS
 
     def _base(self, discrete: DiscreteEnergy, nodes: Tensor) -> float:
         """The error aimed at within the budget."""
         if self.rtol is not None or not self._is_wide(discrete, nodes):
             return self.rtol or _RTOL
-        return _WIDE_RTOL * min(1.0, discrete.num_features * (1 + nodes.shape[2]) / _WIDEST)
+        return _WIDE_RTOL * min(1.0, discrete.width(nodes) / _WIDEST)
 
     def _aim(self, discrete: DiscreteEnergy, nodes: Tensor) -> float:
         """The error at which refinement ends: more than usual where the next level would decode too many numbers."""
         base = self._base(discrete, nodes)
-        cost = 2 * nodes.shape[1] * discrete.num_features * (1 + nodes.shape[2]) / self.budget
+        cost = 2 * nodes.shape[1] * discrete.width(nodes) / self.budget
         return base if self.rtol is not None or cost <= 1 else max(base, min(_WIDE_RTOL * cost, self.accept))
 
     def _judge(self, new: Paths, old: Paths, descent: Descent, discarded: Tensor, aim: float, last: bool) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pullback._solver.base import Solution, Status
-from pullback._solver.discrete import DiscreteEnergy, lerp_nodes, total_energy
+from pullback._solver.discrete import DiscreteEnergy, equal_times, lerp_nodes, total_energy
 from pullback._solver.grading import even, grade
 from pullback._solver.rows import concatenate, take
 from pullback._solver.splines import refine
@@ -75,11 +75,6 @@ class Measurement:
     error: Tensor
     chord_length: Tensor
     asymptotic: Tensor
-
-
-def equal_times(nodes: Tensor) -> Tensor:
-    """The times of segments that last equally long."""
-    return torch.full_like(nodes[:, 1:, 0], 1 / (nodes.shape[1] - 1))
 
 
 def measure(discrete: DiscreteEnergy, nodes: Tensor, graded: Tensor | None = None) -> Measurement:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pullback._solver.base import Status
-from pullback._solver.discrete import DiscreteEnergy, Expansion, pull_energy, pulled
+from pullback._solver.discrete import DiscreteEnergy, Expansion, equal_times, pull_energy, pulled
 from pullback._solver.rows import merge, put, take
 from pullback._solver.tridiagonal import solve_tridiagonal
 
@@ -72,7 +72,7 @@ class Minimizer:
     costs a third), and as long as that Hessian is positive definite. The damping matrix D is the diagonal of H over
     T², so that λ = 1 balances the smoothest deformations of the curve at every resolution; a small multiple of its mean keeps
     directions the decoder ignores from running away. A curve has converged when the decrease still to come, estimated from
-    the last two predicted decreases, is below its `rtol` of the energy; it then leaves the batch. With more than one of `substeps` the
+    the last two predicted decreases, or from the mean of the last actual ones, is below its `rtol` of the energy; it then leaves the batch. With more than one of `substeps` the
     curves are straight pieces, each measured in so many chords, and `pull` times their Euclidean energy is added.
     """
 
@@ -95,7 +95,7 @@ class Minimizer:
         """Descends from ``nodes``; returns all curves in their order, each with a `Status`. `rtol` is for each its own."""
         pull = torch.zeros_like(damping) if pull is None else pull
         rtol = torch.full_like(damping, self.rtol) if rtol is None else rtol
-        times = torch.full_like(nodes[:, 1:, 0], 1 / (nodes.shape[1] - 1)) if times is None else times
+        times = equal_times(nodes) if times is None else times
         result = Descent.start(nodes, times, damping, pull, rtol)
         model = self._expand(discrete, result, nodes, result.exact)
         result.energy = model.energy.clone()
@@ -216,6 +216,7 @@ def _moved(
 
 
 def _record(curves: Descent, accepted: Tensor, decrease: Tensor) -> None:
+    """Keeps the running mean of decreases: in a rough valley steps promise much more than they bring."""
     mean = torch.where(curves.progress.isinf(), decrease, torch.lerp(curves.progress, decrease, 0.3))
     curves.progress = torch.where(accepted, mean, curves.progress)
 
