@@ -305,8 +305,9 @@ def test_euclidean_metric_is_finite_at_saturation(dtype):
 @pytest.mark.parametrize("metric", [pb.FisherRaoMetric, pb.EuclideanMetric])
 def test_codes_may_share_memory_and_be_none(metric):
     z = torch.tensor([0.3, 0.7], dtype=F64)
-    tensor = metric(lambda z: Normal(torch.tanh(z), torch.exp(z))).tensor
-    torch.testing.assert_close(tensor(z.expand(3, 2)), tensor(z).expand(3, 2, 2))
+    tensor = metric(lambda z: Normal(z, torch.exp(z))).tensor
+    for shared in (z.expand(3, 2), z[:, None].expand(2, 2), z[0].expand(3, 2)):
+        torch.testing.assert_close(tensor(shared), tensor(shared.clone()))
     assert tensor(torch.empty(0, 2, dtype=F64)).shape == (0, 2, 2)
 
 
