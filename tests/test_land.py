@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from problems import PROBLEMS, sphere
 from pullback._statistics import land_fit, surrogate
 from pullback._statistics.charts import Atlas
 from pullback._statistics.land_fit import Problem
-from pullback._statistics.normalisation import Cloud, best_precision, importance_sample, quadratic
+from pullback._statistics.normalisation import Cloud, best_precision, importance_sample, log_base, quadratic
 from pullback._statistics.paths import Flat
 from pullback._statistics.surrogate import Known
 from pullback.experiments import toy
@@ -35,6 +36,10 @@ def source(seed: int = 0) -> torch.Generator:
 def gaussian_codes(n: int = 300, d: int = 2, seed: int = 0) -> torch.Tensor:
     mix = torch.randn(d, d, dtype=DOUBLE, generator=source(seed + 1)) + torch.eye(d, dtype=DOUBLE)
     return torch.randn(n, d, dtype=DOUBLE, generator=source(seed)) @ mix + 1
+
+
+def volume(metric: pb.Metric):
+    return partial(log_base, metric, "volume")
 
 
 def moments(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,11 +123,11 @@ class TestNormalisation:
         exact = np.log(2 * np.pi * polar_constant(gamma, np.sinh, 10))
         noise = 0.5 * torch.randn(200, 2, dtype=DOUBLE, generator=source())
         codes = torch.stack([noise[:, 0], noise[:, 1].exp()], -1)
-        sample = importance_sample(HALF_PLANE.metric, [codes], 1024, 0)
-        known = (sample.log_volume > -torch.inf) & (sample.z[:, 1] > 0)
-        r = torch.full_like(sample.log_volume, 100.0)
+        sample = importance_sample(volume(HALF_PLANE.metric), [codes], 1024, 0)
+        known = (sample.log_weight > -torch.inf) & (sample.z[:, 1] > 0)
+        r = torch.full_like(sample.log_weight, 100.0)
         r[known] = HALF_PLANE.distance(mean.expand(int(known.sum()), 2), sample.z[known])
-        cloud = Cloud(r[:, None], sample.log_weight + sample.log_volume)
+        cloud = Cloud(r[:, None], sample.log_weight)
         value, error = cloud.log_normalizer(torch.tensor([[gamma]], dtype=DOUBLE))
         assert error < 0.05
         assert abs(value - exact) < 4 * error
@@ -141,7 +146,7 @@ class TestNormalisation:
         noise = 0.5 * torch.randn(800, 2, dtype=DOUBLE, generator=source())
         codes = torch.stack([noise[:, 0], noise[:, 1].exp()], -1)
         known = Known(codes[:200], codes, scale * radii(codes))
-        value, error = surrogate.log_normalizer(HALF_PLANE.metric, radii, known, 1024, 0)
+        value, error = surrogate.log_normalizer(volume(HALF_PLANE.metric), radii, known, 1024, 0)
         assert error < 0.01
         assert abs(value - exact) < 4 * error
 
@@ -181,7 +186,7 @@ class TestNormalisation:
 
     def test_calibrated_weights_integrate_the_gaussian_of_the_codes(self):
         codes = gaussian_codes()
-        sample = importance_sample(Flat(), [codes], 256, 3)
+        sample = importance_sample(volume(Flat()), [codes], 256, 3)
         mean, covariance = moments(codes)
         p = (MultivariateNormal(mean, covariance).log_prob(sample.z) + sample.log_weight).exp()
         torch.testing.assert_close(p.sum(), torch.tensor(1.0, dtype=DOUBLE), rtol=1e-5, atol=0)
@@ -221,7 +226,7 @@ class TestCurvedSpace:
         """The likelihood of the codes falls when the mean is moved by a fifth of a standard deviation, whatever the way."""
         metric, codes, _ = curved
         atlas = Atlas.of(metric, codes, solver=pb.GaussNewton())  # precise: differences of 1e-3 are judged
-        problem = Problem(atlas, codes, importance_sample(metric, [codes], 1024, 7), 1e-6)
+        problem = Problem(atlas, codes, importance_sample(volume(metric), [codes], 1024, 7), 1e-6)
         found = land_fit.fit(problem, codes[:1], tol=1e-4, max_iter=30, verbose=False)
         assert found.converged
         assert found.bounds == sorted(found.bounds)
@@ -252,7 +257,7 @@ def gaussians_on_the_volume(metric: pb.Metric, train: torch.Tensor, test: torch.
     atlas = Atlas(Flat(), None, None)
     means = land_fit.first_means(atlas, train, num, np.random.RandomState(0))
     groups = [train[chosen > 0] for chosen in land_fit.nearest(atlas, train, means).unbind(1)]
-    problem = Problem(atlas, train, importance_sample(metric, groups, 2048, 0), 1e-6)
+    problem = Problem(atlas, train, importance_sample(volume(metric), groups, 2048, 0), 1e-6)
     found = land_fit.fit(problem, means, tol=1e-4, max_iter=100, verbose=False)
     joint = [-0.5 * quadratic(test - c.mean, c.precision) - c.log_normalizer for c in found.components]
     return float((torch.stack(joint, 1) + found.weights.log()).logsumexp(1).mean())

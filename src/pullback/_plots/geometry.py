@@ -141,7 +141,7 @@ def density(
     **Arguments:**
 
     - `model`: a fitted estimator with `score_samples` on two-dimensional codes, such as `pullback.LAND`. If it has a `metric`, its
-      density is one with respect to the Riemannian volume.
+      density is one with respect to the Riemannian volume, unless its `base_measure` says dz.
     - `codes`, `bounds`: what to draw, as in `latent`; codes are not drawn.
     - `resolution`: evaluations along the longer side. A `LAND` solves for a shortest path from each of its means at each.
     - `masses`: shares of the mass within the picture, one contour each.
@@ -155,10 +155,11 @@ def density(
     logp = evaluate(lambda z: torch.as_tensor(model.score_samples(z)), z).clamp_min(-700)
     metric = getattr(model, "metric", None)
     volume = torch.zeros_like(logp) if metric is None else evaluate(metric.log_volume, z).clamp_min(-700)
-    height = logp + volume if lebesgue else logp
+    logp = logp + volume if getattr(model, "base_measure", "volume") == "volume" else logp
+    height = logp if lebesgue else logp - volume
     style = {"colors": "white", "linewidths": 1.2, "linestyles": "solid", **style}
     x, y = z[0, :, 0].cpu().numpy(), z[:, 0, 1].cpu().numpy()
-    return ax.contour(x, y, height.numpy(), levels=_mass_levels(height, logp + volume, masses), **style)
+    return ax.contour(x, y, height.numpy(), levels=_mass_levels(height, logp, masses), **style)
 
 
 def clusters(

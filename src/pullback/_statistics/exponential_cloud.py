@@ -2,7 +2,7 @@ r"""Normalisation constants by Monte Carlo over the exponential map: the second,
 
 .. math:: C(\mu, \Gamma) = \int_{D_\mu} e^{-\frac12 v^\top \Gamma v}\, \sqrt{\det M(\mathrm{Exp}_\mu v)}\; |\det D\mathrm{Exp}_\mu(v)|\; dv ,
 
-with :math:`D_\mu` the tangents whose geodesics are shortest paths. Needs 2 d + 1 solutions of the geodesic equation for every tangent, and a
+without :math:`\sqrt{\det M}` for densities with respect to dz, and with :math:`D_\mu` the tangents whose geodesics are shortest paths. Needs 2 d + 1 solutions of the geodesic equation for every tangent, and a
 shortest path to know whether it counts.
 """
 
@@ -19,7 +19,7 @@ from pullback._metric.base import Metric
 from pullback._solver.base import Solver
 from pullback._solver.graph import Graph
 from pullback._statistics.charts import Atlas
-from pullback._statistics.normalisation import NUM_REPLICATES, Cloud, log_volume, quadratic
+from pullback._statistics.normalisation import NUM_REPLICATES, BaseMeasure, Cloud, log_base, quadratic
 from pullback._typing import Float
 
 _WIDTH = 1.2  # standard deviations of the tangents drawn over those of the density: heavier tails than the integrand
@@ -41,6 +41,7 @@ def log_normalizer(
     mean: Float[Tensor, " d"],
     precision: Float[Tensor, "d d"],
     *,
+    base_measure: BaseMeasure = "volume",
     num_samples: int = 512,
     graph: Graph | None = None,
     solver: Solver | None = None,
@@ -56,6 +57,7 @@ def log_normalizer(
         metric: the geometry.
         mean: :math:`\mu`, of shape ``(d,)``.
         precision: :math:`\Gamma`, of shape ``(d, d)``.
+        base_measure: as in `pullback.LAND`; with ``"lebesgue"`` the integral is over dz.
         num_samples: how many tangents.
         graph: where the search for shortest paths starts; None for straight lines.
         solver: of the shortest paths.
@@ -66,28 +68,26 @@ def log_normalizer(
     noise = torch.cat([noise, -noise], 1).flatten(0, 1)
     spread = _WIDTH * torch.linalg.inv(torch.linalg.cholesky(precision)).mT  # spread spreadᵀ = width² Γ⁻¹
     v = noise @ spread.mT
-    z, volume = _volume_element(metric, mean, v, _DIFFERENCE * spread)
-    reached = torch.isfinite(volume)
-    shortest = torch.zeros_like(reached)
+    z, stretch = _carried(metric, mean, v, _DIFFERENCE * spread)
+    reached = torch.isfinite(stretch)
+    stretch[reached] += log_base(metric, base_measure, z[reached])
+    reached, shortest = torch.isfinite(stretch), torch.zeros_like(reached)
     shortest[reached] = _is_shortest(Atlas(metric, graph, solver), mean, v[reached], z[reached])
     log_density = -0.5 * noise.square().sum(-1) - 0.5 * v.shape[1] * np.log(2 * np.pi) - torch.linalg.slogdet(spread)[1]
-    weight = torch.where(shortest, volume, -torch.inf) - log_density - np.log(len(v))
+    weight = torch.where(shortest, stretch, -torch.inf) - log_density - np.log(len(v))
     return LogNormalizer(
         *Cloud(v, weight).log_normalizer(precision), beyond=float((reached & ~shortest).double().mean())
     )
 
 
-def _volume_element(metric: Metric, mean: Tensor, v: Tensor, shifts: Tensor) -> tuple[Tensor, Tensor]:
-    """End points of geodesics, and the logarithm of the volume element there; NaN where the geodesic equation was not solved."""
+def _carried(metric: Metric, mean: Tensor, v: Tensor, shifts: Tensor) -> tuple[Tensor, Tensor]:
+    """End points of geodesics, and log |det DExp| there; NaN where the geodesic equation was not solved."""
     moves = torch.cat([torch.zeros_like(shifts[:1]), shifts.mT, -shifts.mT])
     flow = geodesic_flow(metric, mean, v[:, None] + moves, rtol=_TOLERANCE, atol=_TOLERANCE)
     d, ends = len(mean), flow.end.detach()
     columns = 0.5 * (ends[:, 1 : d + 1] - ends[:, d + 1 :])
     stretch = torch.linalg.slogdet(columns)[1] - torch.linalg.slogdet(shifts)[1]
-    arrived = flow.succeeded.all(-1)
-    volume = torch.full_like(stretch, torch.nan)
-    volume[arrived] = stretch[arrived] + log_volume(metric, ends[arrived, 0])
-    return ends[:, 0], volume
+    return ends[:, 0], torch.where(flow.succeeded.all(-1), stretch, torch.nan)
 
 
 def _is_shortest(atlas: Atlas, mean: Tensor, v: Tensor, z: Tensor) -> Tensor:

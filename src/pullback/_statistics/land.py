@@ -1,18 +1,19 @@
 r"""The locally adaptive normal distribution (LAND): Gaussians that follow the data, and mixtures of them.
 
 Arvanitidis, Hansen and Hauberg, *A locally adaptive normal distribution* (NeurIPS 2016); on known manifolds Pennec (2006). The
-density with respect to the Riemannian volume :math:`\sqrt{\det M(z)}\, dz` is
+density is
 
 .. math:: p(z) = \frac{1}{C(\mu, \Gamma)} \exp\bigl(-\tfrac12\, \mathrm{Log}_\mu(z)^\top\, \Gamma\, \mathrm{Log}_\mu(z)\bigr) ,
 
-a Gaussian in the distances of the metric. How it is normalised is told in `normalisation.py`, how it is fitted in `land_fit.py`.
+a Gaussian in the distances of the metric, with respect to one of two base measures: the Riemannian volume :math:`\sqrt{\det M(z)}\, dz`, as in
+these papers, or dz. How it is normalised is told in `normalisation.py`, how it is fitted in `land_fit.py`.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 import torch
@@ -28,7 +29,16 @@ from pullback._solver.graph import Graph
 from pullback._statistics.charts import Atlas
 from pullback._statistics.estimator import Array, Estimator, generator, like
 from pullback._statistics.land_fit import Component, Fit, Problem, first_means, fit, nearest
-from pullback._statistics.normalisation import Cloud, Proposal, importance_sample, log_volume, quadratic
+from pullback._statistics.normalisation import (
+    BaseMeasure,
+    Cloud,
+    LogBase,
+    Proposal,
+    importance_sample,
+    log_base,
+    log_volume,
+    quadratic,
+)
 from pullback._statistics.paths import Flat
 from pullback._statistics.surrogate import Known, log_normalizer
 
@@ -48,6 +58,10 @@ class LAND(DensityMixin, Estimator):
 
     - `metric`: the geometry; None for flat space.
     - `n_components`: how many components.
+    - `base_measure`: what the components are densities with respect to. ``"volume"``, the Riemannian volume :math:`\sqrt{\det M}\, dz`: a
+      property of the geometry, the same in whatever coordinates. ``"lebesgue"``, dz: a density of codes like that of any other tool,
+      whose shape depends on the coordinates. The walls that `pullback.Extrapolated` puts around the data have a large volume, so that
+      the first gives them much of its mass; the second gives it to where the codes are.
     - `tol`: the fit stops when the mean log-likelihood of a code rises by less.
     - `max_iter`: steps of the fit, at most.
     - `num_points`: points that the normalisation constants are estimated with while fitting; up to eight times as many in the end,
@@ -65,7 +79,7 @@ class LAND(DensityMixin, Estimator):
       the coordinates of the tangents at the means.
     - `log_normalizers_` ``(K,)``: :math:`\log C(\mu_k, \Gamma_k)`, and `log_normalizer_se_`, their standard errors.
     - `points_` ``(m, d)``: where the density has its mass; `sample` starts from them.
-    - `lower_bound_`: mean log-likelihood of the codes, base measure the Riemannian volume; `n_iter_`, `converged_`.
+    - `lower_bound_`: mean log-likelihood of the codes with respect to the base measure; `n_iter_`, `converged_`.
     """
 
     def __init__(
@@ -73,6 +87,7 @@ class LAND(DensityMixin, Estimator):
         metric: Metric | None = None,
         n_components: int = 1,
         *,
+        base_measure: BaseMeasure = "volume",
         tol: float = 1e-3,
         max_iter: int = 30,
         num_points: int = 512,
@@ -84,6 +99,7 @@ class LAND(DensityMixin, Estimator):
     ):
         self.metric = metric
         self.n_components = n_components
+        self.base_measure: BaseMeasure = base_measure
         self.tol = tol
         self.max_iter = max_iter
         self.num_points = num_points
@@ -100,28 +116,35 @@ class LAND(DensityMixin, Estimator):
             raise ValueError(
                 f"n_components is {self.n_components}; with {len(codes)} codes choose from 1 to that many."
             )
+        if self.base_measure not in get_args(BaseMeasure):
+            raise ValueError(f"base_measure is {self.base_measure!r}; choose 'volume' or 'lebesgue'.")
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**20))
         with torch.no_grad():
             atlas = Atlas.of(self._metric(), codes, self.graph, self.solver)
             means = first_means(atlas, codes, self.n_components, random)
             groups = [codes[chosen > 0] for chosen in nearest(atlas, codes, means).unbind(1)]
-            problem = Problem(
-                atlas, codes, importance_sample(atlas.metric, groups, self.num_points, seed), self.reg_covar
-            )
+            sample = importance_sample(self._log_base, groups, self.num_points, seed)
+            problem = Problem(atlas, codes, sample, self.reg_covar)
             found = fit(problem, means, tol=self.tol, max_iter=self.max_iter, verbose=self.verbose)
             self._atlas = atlas
             self._finish(problem, found, seed + _FRESH, X)
         _warn(found, self.max_iter)
         return self
 
-    def score_samples(self, X: Array, *, lebesgue: bool = False) -> Any:
-        r"""Log-densities ``(n,)``, with respect to the Riemannian volume; with ``lebesgue=True`` to dz, :math:`\tfrac12 \log\det M` more."""
+    def score_samples(self, X: Array, *, lebesgue: bool | None = None) -> Any:
+        r"""Log-densities ``(n,)`` with respect to `base_measure`; with ``lebesgue=True`` to dz, with False to the Riemannian volume.
+
+        The first is the second plus :math:`\tfrac12 \log\det M`, whichever of the two the components are normalised by.
+        """
         z = self._codes(X)
+        own = self.base_measure == "lebesgue"
         with torch.no_grad():
             value = self._log_joint(z.double()).logsumexp(1)
-            if lebesgue:
-                value = value + log_volume(self._metric(), z.double())
+            if own or lebesgue:
+                value = value + self._log_base(z.double())
+            if own and lebesgue is False:
+                value = torch.where(value == -torch.inf, value, value - log_volume(self._metric(), z.double()))
         return like(value.to(z.dtype), X)
 
     def score(self, X: Array, y: Any = None) -> float:
@@ -150,10 +173,10 @@ class LAND(DensityMixin, Estimator):
 
     def _finish(self, problem: Problem, found: Fit, seed: int, X: Array) -> None:
         """Sets the attributes; the normalisation constants are computed once more, with new points, where the mass is."""
-        known = _where_the_mass_is(problem, found, seed)
+        known = _where_the_mass_is(problem, found, self._log_base, seed)
         num, totals = _FINAL * self.num_points, []
         for k, (c, some) in enumerate(zip(found.components, known, strict=True)):
-            totals.append(_normalizer(problem.atlas, c, some, num, seed + (k + 1) * _FRESH))
+            totals.append(_normalizer(problem.atlas, self._log_base, c, some, num, seed + (k + 1) * _FRESH))
         precisions = torch.stack([c.precision for c in found.components])
         self.weights_ = like(found.weights, X)
         self.means_ = like(torch.stack([c.mean for c in found.components]), X)
@@ -162,6 +185,9 @@ class LAND(DensityMixin, Estimator):
         self.log_normalizer_se_ = like(torch.stack([error for _, error in totals]), X)
         self.points_ = like(torch.cat([some.points for some in known]), X)
         self.lower_bound_, self.n_iter_, self.converged_ = found.bounds[-1], len(found.bounds) - 1, found.converged
+
+    def _log_base(self, z: Tensor) -> Tensor:
+        return log_base(self._metric(), self.base_measure, z)
 
     def _log_joint(self, z: Tensor) -> Tensor:
         """log w_k p_k(z), of shape ``(n, K)``."""
@@ -182,19 +208,21 @@ class LAND(DensityMixin, Estimator):
         while len(kept) < n:
             z = proposal.draw(max(64, 2 * n), int(torch.randint(2**20, (1,), generator=source)))
             joint = self._log_joint(z)
-            ratio = joint.logsumexp(1) + log_volume(self._metric(), z) - proposal.log_density(z)
+            ratio = joint.logsumexp(1) + self._log_base(z) - proposal.log_density(z)
             level = ratio - torch.rand(len(z), dtype=z.dtype, generator=source).log().to(z.device)
             kept, peak = torch.cat([kept, torch.cat([z, joint, level[:, None]], 1)]), max(peak, float(ratio.max()))
             kept = kept[kept[:, -1] > peak]
         return kept[:n, :d], kept[:n, d:-1]
 
 
-def _normalizer(atlas: Atlas, component: Component, known: Known, num: int, seed: int) -> tuple[Tensor, Tensor]:
+def _normalizer(
+    atlas: Atlas, base: LogBase, component: Component, known: Known, num: int, seed: int
+) -> tuple[Tensor, Tensor]:
     """log C and its standard error; in closed form where space is flat."""
     if isinstance(atlas.metric, Flat):
         value = 0.5 * (len(component.mean) * np.log(2 * np.pi) - torch.logdet(component.precision))
         return value, torch.zeros_like(value)
-    return log_normalizer(atlas.metric, functools.partial(_radii, atlas, component), known, num, seed)
+    return log_normalizer(base, functools.partial(_radii, atlas, component), known, num, seed)
 
 
 def _radii(atlas: Atlas, component: Component, z: Tensor) -> Tensor:
@@ -206,15 +234,15 @@ def _radius(v: Tensor, precision: Tensor) -> Tensor:
     return quadratic(v, precision).clamp_min(0).sqrt()
 
 
-def _where_the_mass_is(problem: Problem, found: Fit, seed: int) -> list[Known]:
+def _where_the_mass_is(problem: Problem, found: Fit, base: LogBase, seed: int) -> list[Known]:
     """For each component, points drawn in proportion to its density: from the fit's sample, and from a finer one around those."""
     source = torch.Generator(device=problem.codes.device).manual_seed(seed)
     num = -(-_NUM_KERNELS // len(found.components))
     groups = [_draw(problem.sample.z, c.cloud.log_terms(c.precision), num, source) for c in found.components]
-    sample = importance_sample(problem.atlas.metric, groups, 2 * len(problem.sample.z), seed + 1, adapted=True)
+    sample = importance_sample(base, groups, 2 * len(problem.sample.z), seed + 1, adapted=True)
     z, known = torch.cat([problem.codes, problem.sample.z, sample.z]), []
     for c, group in zip(found.components, groups, strict=True):
-        cloud = Cloud(problem.atlas.log(c.mean, sample.z)[0], sample.log_weight + sample.log_volume)
+        cloud = Cloud(problem.atlas.log(c.mean, sample.z)[0], sample.log_weight)
         points = torch.cat([group, _draw(sample.z, cloud.log_terms(c.precision), num, source)])
         v = torch.cat([c.v, c.cloud.v, cloud.v])
         known.append(Known(points, z, _radius(v, c.precision)))

@@ -63,7 +63,7 @@ class Component:
     converged: Tensor
 
     def log_density(self) -> Tensor:
-        """Of the codes, with respect to the Riemannian volume."""
+        """Of the codes, with respect to the base measure."""
         return -0.5 * quadratic(self.v, self.precision) - self.log_normalizer
 
     def cost(self, r: Tensor) -> float:
@@ -131,7 +131,7 @@ def seen_from(problem: Problem, mean: Tensor, r: Tensor) -> Component:
     """The component at a mean with the precision that suits the codes, weighted by r, best."""
     n = len(problem.codes)
     v, converged = problem.atlas.log(mean, torch.cat([problem.codes, problem.sample.z]))
-    cloud = Cloud(v[n:], problem.sample.log_weight + problem.sample.log_volume)
+    cloud = Cloud(v[n:], problem.sample.log_weight)
     return _with_precision(Component(mean, torch.eye(len(mean)).to(mean), mean[0], v[:n], cloud, converged), problem, r)
 
 

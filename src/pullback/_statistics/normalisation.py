@@ -1,11 +1,12 @@
-r"""The volume of the latent space as seen from a point, and the integrals of normal densities over it.
+r"""The latent space as seen from a point, and the integrals of normal densities over it.
 
 The locally adaptive normal density :math:`\exp(-\tfrac12 \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)) / C(\mu, \Gamma)` is normalised by
 
 .. math:: C(\mu, \Gamma) = \int e^{-\frac12 \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)} \sqrt{\det M(z)}\; dz
           \approx \sum_s \omega_s\, e^{-\frac12 v_s^\top \Gamma v_s}.
 
-The sum runs over a `Cloud`: tangents :math:`v_s` at :math:`\mu` with weights, the push-forward of the Riemannian volume by the logarithm. There
+That is for densities with respect to the Riemannian volume; for those with respect to dz, :math:`\sqrt{\det M}` is left out here and below
+(`log_base`). The sum runs over a `Cloud`: tangents :math:`v_s` at :math:`\mu` with weights, the push-forward of the base measure by the logarithm. There
 are two ways to one.
 
 *Importance sampling of codes.* Points :math:`z_s` are drawn once from a density q around the data, :math:`v_s = \mathrm{Log}_\mu(z_s)`, and
@@ -23,7 +24,9 @@ Given a cloud, the best precision is a convex problem: :math:`-\tfrac12 v v^\top
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,6 +37,8 @@ from torch import Tensor
 from pullback._decoder import unvalidated
 from pullback._metric.base import Metric
 
+BaseMeasure = Literal["volume", "lebesgue"]
+LogBase = Callable[[Tensor], Tensor]  # from codes (n, d) to the log-density (n,) of the base measure with respect to dz
 NUM_REPLICATES = 8  # independent parts of a sample, whose scatter is the standard error
 _NEIGHBOURS = 16
 _MAX_KERNELS = 1000
@@ -49,16 +54,15 @@ _CHUNK = 4096
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Points ``(S, d)`` and log-weights ``(S,)`` with which sums over them are integrals dz; and ``½ log det M`` there."""
+    """Points ``(S, d)`` and log-weights ``(S,)`` with which sums over them are integrals over the base measure."""
 
     z: Tensor
     log_weight: Tensor
-    log_volume: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Cloud:
-    """Tangents ``(S, d)`` and log-weights ``(S,)``: the Riemannian volume as seen from a point."""
+    """Tangents ``(S, d)`` and log-weights ``(S,)``: the base measure as seen from a point."""
 
     v: Tensor
     log_weight: Tensor
@@ -85,14 +89,15 @@ def quadratic(v: Tensor, precision: Tensor) -> Tensor:
 
 
 def importance_sample(
-    metric: Metric, groups: list[Tensor], num: int, random_state: int, *, adapted: bool = False
+    log_base: LogBase, groups: list[Tensor], num: int, random_state: int, *, adapted: bool = False
 ) -> Sample:
     r"""Points from a density around groups of codes, by scrambled Sobol sequences, one for each replicate.
 
     The density is a mixture: one half Gaussian kernels at the codes, narrow and wide, each with the covariance of its
     neighbours, for densities that follow the data; the other half one broad Gaussian, for those that do not.
-    With `adapted` the groups are samples of the densities in question, and nearly all of it is kernels. The weights 1/q are then calibrated: for each group of codes, with :math:`g = N(m, \Sigma)` that has the moments
-    of the group, the integrals of :math:`g, g z, g z z^\top` are made exact. That removes the noise a nearly Gaussian density would see.
+    With `adapted` the groups are samples of the densities in question, and nearly all of it is kernels. The weights 1/q are then
+    calibrated: for each group of codes, with :math:`g = N(m, \Sigma)` that has the moments of the group, the integrals of
+    :math:`g, g z, g z z^\top` over dz are made exact. That removes the noise a nearly Gaussian density would see.
     """
     codes = torch.cat(groups)
     proposal = Proposal.fit(codes, _ADAPTED_SHARES if adapted else _SHARES)
@@ -102,7 +107,7 @@ def importance_sample(
     controls = [_controls(z, weight, group) for group in groups if len(group) > codes.shape[1]]
     if controls:
         weight = weight + _calibration(torch.cat([c for c, _ in controls], 1), torch.cat([e for _, e in controls]))
-    return Sample(z, weight, log_volume(metric, z))
+    return Sample(z, weight + log_base(z))
 
 
 def best_precision(cloud: Cloud, second_moment: Tensor) -> Tensor:
@@ -264,3 +269,12 @@ def log_volume(metric: Metric, z: Tensor) -> Tensor:
     with torch.no_grad(), unvalidated():
         values = torch.cat([metric.log_volume(part) for part in z.split(_CHUNK)])
     return values.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
+
+
+def log_base(metric: Metric, base_measure: BaseMeasure, z: Tensor) -> Tensor:
+    """The log-density of the base measure with respect to dz: ½ log det M for the volume, else 0; -inf where there is no metric."""
+    if base_measure == "volume":
+        return log_volume(metric, z)
+    with torch.no_grad(), unvalidated():
+        values = torch.cat([metric.log_volume(part) for part in z.split(_CHUNK)])
+    return torch.where(values.isnan() | (values == torch.inf), -torch.inf, torch.zeros_like(values))

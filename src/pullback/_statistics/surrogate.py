@@ -1,9 +1,9 @@
 r"""Normalisation constants in two parts: a cheap density summed over many points, and what it lacks summed over few.
 
-Of the integral :math:`C = \int e^{-\frac12 r(z)^2} \sqrt{\det M(z)}\, dz`, with :math:`r(z)^2 = \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)`, only r is dear: it takes a shortest
+Of the integral :math:`C = \int e^{-\frac12 r(z)^2} \, dm(z)`, with m the base measure and :math:`r(z)^2 = \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)`, only r is dear: it takes a shortest
 path. Where many values of it are known already it can be guessed between them, :math:`\tilde r`, and
 
-.. math:: C = \int e^{-\frac12 \tilde r^2} \sqrt{\det M}\, dz + \int \bigl(e^{-\frac12 r^2} - e^{-\frac12 \tilde r^2}\bigr) \sqrt{\det M}\, dz .
+.. math:: C = \int e^{-\frac12 \tilde r^2} \, dm + \int \bigl(e^{-\frac12 r^2} - e^{-\frac12 \tilde r^2}\bigr)\, dm .
 
 The first integral takes no path, so it may have ten times the points. The second is small, and so is its noise. Both are
 unbiased whatever the guess is worth (Giles 2015, *Multilevel Monte Carlo methods*), if it was made from other points. So the
@@ -19,8 +19,7 @@ import torch
 from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
 
-from pullback._metric.base import Metric
-from pullback._statistics.normalisation import NUM_REPLICATES, Sample, importance_sample
+from pullback._statistics.normalisation import NUM_REPLICATES, LogBase, Sample, importance_sample
 
 _NEIGHBOURS = 6
 _CHEAP = 2**14  # points, if not more, where they take no shortest path
@@ -47,14 +46,14 @@ class Known:
 
 
 def log_normalizer(
-    metric: Metric, radii: Callable[[Tensor], Tensor], known: Known, num: int, seed: int
+    log_base: LogBase, radii: Callable[[Tensor], Tensor], known: Known, num: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """log C and its standard error, in batches of `num` points; `radii` are found by shortest paths."""
     logs, errors = [], []
     for k in range(_MAX_BATCHES):
         first = seed + 2 * k * NUM_REPLICATES
-        few = importance_sample(metric, [known.points], num, first, adapted=True)
-        many = importance_sample(metric, [known.points], max(_CHEAP, num), first + NUM_REPLICATES, adapted=True)
+        few = importance_sample(log_base, [known.points], num, first, adapted=True)
+        many = importance_sample(log_base, [known.points], max(_CHEAP, num), first + NUM_REPLICATES, adapted=True)
         radius = radii(few.z)
         value, error = _batch(few, radius, many, known)
         logs.append(value)
@@ -79,7 +78,7 @@ def _batch(few: Sample, radius: Tensor, many: Sample, known: Known) -> tuple[Ten
 
 
 def _log_terms(sample: Sample, radius: Tensor) -> Tensor:
-    return sample.log_weight + sample.log_volume - 0.5 * radius.square()
+    return sample.log_weight - 0.5 * radius.square()
 
 
 def _replicates(log_terms: Tensor, shift: Tensor) -> Tensor:
