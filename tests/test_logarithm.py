@@ -11,7 +11,7 @@ from torch.distributions import Bernoulli, Gamma, Normal
 
 import pullback as pb
 from problems import PROBLEMS
-from pullback._logarithm import _try_out, _Velocities
+from pullback._logarithm import _shoot, _try_out, _Velocities
 from pullback._solver.base import Solution, Solver, Status
 
 DOUBLE = torch.float64
@@ -186,7 +186,9 @@ def test_paths_that_miss_are_shot():
     bent = _Velocities.of(nodes, log.distance)
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=DOUBLE)
     bent.velocity, bent.error = log.velocity + 1e-3 * log.velocity @ turn, log.error.clone()
-    _try_out(NORMAL.metric, bent, torch.arange(4))
+    missed = _try_out(NORMAL.metric, bent, torch.arange(4))
+    assert missed.tolist() == [0, 1, 2, 3]
+    _shoot(NORMAL.metric, bent, missed)
     assert (bent.miss < 1e-6).all()
     torch.testing.assert_close(bent.velocity, log.velocity, rtol=1e-6, atol=1e-6)
 

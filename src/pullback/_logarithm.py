@@ -4,16 +4,16 @@ A discrete path knows that better than its first step tells. At the minimum of t
 change it, so its derivative in ``a`` (the momentum with which the path leaves) is that of the squared distance,
 
 .. math:: \mathrm{Log}_a(b) = -\tfrac12\, M(a)^{-1}\, \frac{\partial d^2(a, b)}{\partial a},
-          \qquad |\mathrm{Log}_a(b)|_{M(a)} = d(a, b),
+          \qquad |\mathrm{Log}_a(b)|_{M(a)} = d(a, b).
 
-and the derivatives on T, 2T and 4T segments can be extrapolated, as those of `pullback.distance` are. Only the first chord
-depends on ``a``. That gives ten digits where the decoder is smooth, but it takes a minimum: a solver may leave a path whose length
-is good to three digits, and whose direction is not. So the path is solved again, to the end. How good the velocity is then shows
-by itself, because it must have the length of the path; where it is not good enough, T is doubled.
+It takes a minimum: a solver may leave a path whose length is good to three digits, and whose direction is not. So the path is
+solved again, to the end, in a few polynomial elements (`pullback._solver.elements`), which gives ten digits where the decoder is
+smooth; metrics without an embedding are solved on T, 2T and 4T segments, and extrapolated. How good the velocity is then shows by
+itself, because it must have the length of the path; where it is not good enough, the path is refined.
 
 That says little about the direction, and nothing about what the exponential map makes of the rest: where geodesics part fast, a
 millionth at the start is a hundredth at the end. So each velocity is tried out, by one geodesic at moderate precision. Where that
-misses ``b``, the path is solved by multiple shooting (`pullback.Shooting`), and where that fails the status says so.
+misses ``b``, the path is refined further, and where that does not help the status says so.
 """
 
 from __future__ import annotations
@@ -33,25 +33,20 @@ from pullback._geodesic import Geodesic, Start, geodesic
 from pullback._metric.acceleration import filtered_inverse
 from pullback._metric.base import Metric
 from pullback._metric.steps import safe_sqrt
+from pullback._solver import extremals, momenta
 from pullback._solver.base import Solver
 from pullback._solver.discrete import DiscreteEnergy
-from pullback._solver.levels import measure, romberg
-from pullback._solver.newton import Minimizer
+from pullback._solver.elements import ElementEnergy
+from pullback._solver.extremals import Extremals, Report
 from pullback._solver.shooting import shoot
-from pullback._solver.splines import refine
-from pullback._solver.tridiagonal import solve_tridiagonal
 from pullback._typing import Bool, Float
 
-_MIN_SEGMENTS, _MAX_SEGMENTS = 8, 64  # of the coarsest curve that is solved
-_FINEST = 4096  # segments beyond which nothing is refined
-_MAX_STEPS = (200, 40)  # on the coarsest curve, and on each of the finer ones
 _AGREEMENT = 1e-2  # a path whose energy differs by more when it is solved or measured anew has hopped over a wall
-_NEAR = 1e-4  # of the path: how far a minimum may still be from where the descent left it
-_SPARE = 1e-12  # of the Hessian's diagonal, so that directions the decoder ignores have a solution
 _ROUGH = 1e-4  # a velocity known no better, or with which b is missed by more, is not called a logarithm
-_MISSED = 1e-5  # from which on a path is solved again by shooting
+_MISSED = 1e-5  # from which on a path is refined further
 _TRIAL = 1e-7  # relative error of the geodesics that try velocities out
 _TRIAL_STEPS = 400
+_NUM_TRIALS = 3
 _NUM_PIECES = 32
 
 
@@ -100,7 +95,7 @@ def _sentence(converged: bool, error: float, miss: float, solved: bool, found: s
             "the decoder's kinks or its extrapolation, or choose nearer codes"
         )
     return (
-        f"{found}; but the velocity is known only to about {error:.1g}, as {_FINEST} segments do not resolve the geodesic: smooth the "
+        f"{found}; but the velocity is known only to about {error:.1g}, as the finest elements do not resolve the geodesic: smooth the "
         "decoder's kinks or its extrapolation"
     )
 
@@ -128,7 +123,7 @@ def logmap(
         b: codes.
         solver: as in `pullback.geodesic`.
         init: as in `pullback.geodesic`.
-        rtol: relative error sought; the path is refined until the velocity is as good, to at most 4096 segments.
+        rtol: relative error sought; the path is refined until the velocity is as good, as far as that goes.
 
     Raises:
         RuntimeError: if a velocity is not known to four digits. `pullback.logarithm` returns a status for each pair instead.
@@ -164,12 +159,14 @@ def logarithm(
     batch, (n, d) = path.length.shape, path.curve.points.shape[-2:]
     found = _Velocities.of(path.curve.points.reshape(-1, n, d), path.length.flatten())
     known = (found.length > 0) & torch.isfinite(found.length) & torch.isfinite(found.nodes).all(-1).all(-1)
-    levels = path.num_segments.flatten().clamp(_MIN_SEGMENTS, _MAX_SEGMENTS)
-    with torch.no_grad(), unvalidated():
-        for T in levels[known].unique().tolist():
-            _solve(metric, found, (known & (levels == T)).nonzero()[:, 0], T, rtol)
-    if check and known.any():
-        _try_out(metric, found, known.nonzero()[:, 0])
+    index = known.nonzero()[:, 0]
+    if len(index):
+        with torch.no_grad(), unvalidated():
+            discrete = discretised(metric, found.nodes[index])
+            if discrete.num_parts:
+                _by_elements(discrete, found, index, rtol, check)
+            else:
+                _by_segments(discrete, found, index, path.num_segments.flatten()[index], rtol, check)
     return Logarithm(
         velocity=found.velocity.reshape(*batch, d),
         distance=found.length.reshape(batch),
@@ -199,81 +196,67 @@ class _Velocities:
         return cls(nodes, length, velocity, length.clone(), error, torch.full_like(length, torch.nan))
 
 
-def _solve(metric: Metric, found: _Velocities, index: Tensor, T: int, rtol: float) -> None:
-    """Velocities of the paths at `index`: solved on T, 2T and 4T segments, and refined until they are good enough."""
-    nodes = CubicSpline(found.nodes[index]).resample(T + 1)
-    discrete = discretised(metric, nodes)
-    levels = [_minima(discrete, nodes, _MAX_STEPS[0])]
-    while len(index):
-        while len(levels) < 3:
-            levels.append(_minima(discrete, refine(levels[-1], 2), _MAX_STEPS[1]))
-        _update(discrete, found, index, levels)
-        rest = found.error[index] > rtol
-        if levels[-1].shape[1] > _FINEST:
-            break
-        index, levels = index[rest], [nodes[rest] for nodes in levels[1:]]
+def _by_elements(discrete: DiscreteEnergy, found: _Velocities, index: Tensor, rtol: float, check: bool) -> None:
+    """Velocities of the paths at `index`, solved in elements; those with which b is missed are solved in more of them."""
+    elements = ElementEnergy.of(discrete)
+    sought = max(0.01 * rtol if check else rtol, torch.finfo(found.length.dtype).eps ** (2 / 3))
+    goal, report = 0.1 * sought**0.5, _report(discrete.metric, found, sought)
+    levels = extremals.solve(elements, index, found.nodes[index], goal, report)
+    for trial in range(_NUM_TRIALS if check else 0):
+        index = _try_out(discrete.metric, found, index)
+        if not len(index) or trial == _NUM_TRIALS - 1:
+            return
+        goal, wanted = 0.1 * goal, torch.zeros_like(found.length, dtype=torch.bool).index_fill(0, index, True)
+        levels = extremals.refine(elements, levels, wanted, goal, report)
 
 
-def _minima(discrete: DiscreteEnergy, nodes: Tensor, max_steps: int) -> Tensor:
-    """Minima of the discrete energy near ``nodes``; one last step of Newton takes them from eight digits to the end.
-
-    Energies do not tell nodes apart that differ by less than 1e-8; their gradients do.
-    """
-    minimizer = Minimizer(rtol=1e-12, max_steps=max_steps, exact_below=1e-2, exact_above=0.0)
-    nodes = minimizer.run(discrete, nodes, torch.full_like(nodes[:, 0, 0], 1e-3)).nodes
-    if discrete.num_parts == 0:
-        return nodes
-    model = discrete.expand(nodes, torch.ones_like(nodes[:, 0, 0], dtype=torch.bool))
-    spare = _SPARE * model.diagonal.diagonal(dim1=-2, dim2=-1).abs().mean(-1, keepdim=True)
-    hessian = model.diagonal + model.curvature + torch.diag_embed(spare.expand_as(nodes[:, 1:-1]))
-    step, positive = solve_tridiagonal(hessian, model.upper, -model.gradient)
-    small = step.abs().amax((1, 2)) <= _NEAR * (nodes - nodes[:, :1]).abs().amax((1, 2))
-    return nodes + torch.nn.functional.pad(torch.where((positive & small)[:, None, None], step, 0), (0, 0, 1, 1))
+def _by_segments(
+    discrete: DiscreteEnergy, found: _Velocities, index: Tensor, num_segments: Tensor, rtol: float, check: bool
+) -> None:
+    """The same for a metric without an embedding; where b is missed the path is shot."""
+    momenta.solve(discrete, index, found.nodes[index], num_segments, _report(discrete.metric, found, rtol))
+    if check:
+        _shoot(discrete.metric, found, _try_out(discrete.metric, found, index))
 
 
-def _update(discrete: DiscreteEnergy, found: _Velocities, index: Tensor, levels: list[Tensor]) -> None:
-    """Velocities from the momenta of minima on three levels; the path's own where solving it leads away from it."""
-    square, momentum = _momentum(discrete, levels)
-    path, begin = CubicSpline(found.nodes[index]), levels[0][:, 0]
-    measured = measure(discrete, levels[-1]).energy
-    walled = ~((measured - square).abs() <= _AGREEMENT * square) | (
-        square > (1 + _AGREEMENT) * found.length[index] ** 2
-    )
-    tensor, line = discrete.metric.tensor(begin), levels[0][:, -1] - begin
-    bend = filtered_inverse(tensor) @ (momentum[..., None] - tensor @ line[..., None])  # none where M sees nothing
-    own = path.velocity(torch.zeros(1, dtype=begin.dtype, device=begin.device))[:, 0]
-    velocity = torch.where(walled[:, None], own, line + bend[..., 0])
-    length = torch.where(walled, found.bound[index], safe_sqrt(square))
-    norm = safe_sqrt((velocity[:, None] @ tensor @ velocity[..., None])[:, 0, 0])
-    ratio = torch.where((norm > 0) & (length > 0), length / norm, 1)
-    found.velocity[index], found.length[index] = ratio[:, None] * velocity, length
-    found.error[index] = torch.where(walled, 1, (ratio - 1).abs())
+def _report(metric: Metric, found: _Velocities, sought: float) -> Report:
+    """Turns energies and momenta into velocities, the path's own where solving it leads away from it; content if they are good."""
+
+    def report(curves: Extremals) -> Tensor:
+        index, square = curves.index, curves.energy
+        begin, end = found.nodes[index, 0], found.nodes[index, -1]
+        walled = ~((curves.measured - square).abs() <= _AGREEMENT * square)
+        walled |= square > (1 + _AGREEMENT) * found.bound[index] ** 2
+        tensor, line = metric.tensor(begin), end - begin
+        bend = filtered_inverse(tensor) @ (
+            curves.momentum[..., None] - tensor @ line[..., None]
+        )  # none where M sees nothing
+        own = CubicSpline(found.nodes[index]).velocity(torch.zeros(1, dtype=begin.dtype, device=begin.device))[:, 0]
+        velocity = torch.where(walled[:, None], own, line + bend[..., 0])
+        length = torch.where(walled, found.bound[index], safe_sqrt(square))
+        norm = safe_sqrt((velocity[:, None] @ tensor @ velocity[..., None])[:, 0, 0])
+        ratio = torch.where((norm > 0) & (length > 0), length / norm, 1)
+        found.velocity[index], found.length[index] = ratio[:, None] * velocity, length
+        found.error[index] = torch.where(walled, 1, torch.maximum((ratio - 1).abs(), curves.error)).nan_to_num(
+            torch.inf
+        )
+        return ~(found.error[index] <= sought)
+
+    return report
 
 
-def _momentum(discrete: DiscreteEnergy, levels: list[Tensor]) -> tuple[Tensor, Tensor]:
-    r"""Extrapolated energies of the discrete minima, and :math:`-\frac12` their derivatives in the first node."""
-    with torch.enable_grad():
-        start = levels[0][:, 0].detach().requires_grad_()
-        energies = []
-        for nodes in levels:
-            chord = discrete.chords(torch.stack([start, nodes[:, 1]], 1))[0][:, 0]
-            rest = discrete.energy(nodes[:, 1:]).detach() / (nodes.shape[1] - 2)
-            energies.append((nodes.shape[1] - 1) * (chord + rest))
-        square = romberg(*energies)[0]
-        (slope,) = torch.autograd.grad(square.sum(), start)
-    return square.detach(), -0.5 * slope
-
-
-def _try_out(metric: Metric, found: _Velocities, index: Tensor) -> None:
-    """Where the geodesics with the velocities at `index` arrive; those that miss are solved by shooting, if that helps."""
+def _try_out(metric: Metric, found: _Velocities, index: Tensor) -> Tensor:
+    """Finds out where the geodesics with the velocities at `index` arrive; returns those that miss, unless they hop over walls."""
     found.miss[index] = _misses(metric, found.nodes[index], found.velocity[index], found.length[index])
-    missed = found.miss[index] > max(_MISSED, 0.1 * _tolerated(found.miss.dtype))
-    index = index[missed & (found.error[index] < 1)]  # what hops over walls cannot be shot
+    return index[(found.miss[index] > max(_MISSED, 0.1 * _tolerated(found.miss.dtype))) & (found.error[index] < 1)]
+
+
+def _shoot(metric: Metric, found: _Velocities, index: Tensor) -> None:
+    """Solves the paths at `index` by shooting, and takes their velocities where these are better."""
     if not len(index):
         return
-    shots = shoot(
-        metric, found.nodes[index], num_pieces=_NUM_PIECES, rtol=max(1e-9, _least(found.miss.dtype)), max_steps=5
-    )
+    rtol = max(1e-9, _least(found.miss.dtype))
+    shots = shoot(metric, found.nodes[index], num_pieces=_NUM_PIECES, rtol=rtol, max_steps=5)
     same = shots.converged & ((shots.length - found.length[index]).abs() <= _AGREEMENT * found.length[index])
     miss = _misses(metric, found.nodes[index], shots.velocity, shots.length)
     better = (same & (miss < found.miss[index])).nonzero()[:, 0]

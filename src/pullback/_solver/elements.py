@@ -1,0 +1,188 @@
+r"""Curves in elements: the energy of polynomial pieces, with the derivatives Newton's method needs.
+
+The chord energy of a discrete curve takes its image in the embedding for a polygon. Here the image is a polynomial of degree p on
+each of K elements: it interpolates the decoded nodes, which lie at the element's Gauss-Lobatto points. With
+:math:`S_{ij} = \int \ell_i' \ell_j'` for the Lagrange polynomials :math:`\ell_i` on [-1, 1] and :math:`h_e` the time an element takes,
+
+.. math:: E = \sum_e \frac{2}{h_e} \sum_{ij} S_{ij}\, \phi(z_i) \cdot \psi(z_j) .
+
+The nodes are the unknowns and polynomials only come after the decoder, so nothing is asked of the codes between nodes. Because
+Gauss-Lobatto points leave an interpolation error that is orthogonal to polynomials of degree p - 2, the energy has order 2p in the
+size of the elements, and with it its derivatives in the end points. For p = 1 it is the chord energy.
+
+The Hessian has the blocks :math:`\frac{2}{h_e} S_{ij} (D\phi_i^\top D\psi_j + D\psi_i^\top D\phi_j)` within an element, and the
+second derivatives of :math:`\phi, \psi` along the force at a node on its diagonal; elements are coupled by the node they share.
+See Canuto, Hussaini, Quarteroni and Zang 2006, *Spectral Methods: Fundamentals in Single Domains*.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.polynomial import legendre
+from torch import Tensor
+
+from pullback._calculus import constant_hessian
+from pullback._metric.base import Metric
+from pullback._solver.discrete import DiscreteEnergy, NoEmbeddingError
+from pullback._solver.rows import concatenate
+from pullback._typing import Float
+
+DEGREE = 8
+_NODES = DEGREE + 1  # of an element
+_CHUNK_BYTES = 2**26
+
+
+@dataclass
+class Expansion:
+    """Second-order expansion of the energies of B curves of K elements; the last node of a block belongs to the next element too."""
+
+    energy: Tensor  # (B,)
+    gradient: Tensor  # (B, K p + 1, d), also in the end points
+    diagonal: Tensor  # (B, K, p d, p d): Gauss-Newton blocks of nodes 1 to p of each element
+    upper: Tensor  # (B, K - 1, p d, p d)
+    curvature: Tensor  # (B, K, p d, p d): what the exact Hessian adds to the diagonal
+
+
+@dataclass(frozen=True)
+class ElementEnergy:
+    """Energies of curves given by the nodes ``(B, K p + 1, d)`` of their elements and the times ``(B, K)`` these take."""
+
+    metric: Metric
+    num_parts: int  # distinct maps of the metric's embedding
+    num_features: int
+
+    @classmethod
+    def of(cls, discrete: DiscreteEnergy) -> ElementEnergy:
+        """The same metric on elements; it must have an embedding."""
+        return cls(discrete.metric, discrete.num_parts, discrete.num_features)
+
+    def images(self, nodes: Tensor) -> tuple[Tensor, ...]:
+        """The distinct maps of the embedding at the nodes of each element, ``(B, K, p + 1, F)``, measured from its first node."""
+        z = split(nodes)
+        parts = self._parts(z, z[..., :1, :])
+        return tuple(x - x[..., :1, :] for x in parts)
+
+    def energy(self, nodes: Tensor, times: Tensor) -> Tensor:
+        """The energies, shape ``(B,)``."""
+        size = self._chunk_size(nodes, nodes.shape[1], 4)
+        chunks = zip(nodes.split(size), times.split(size), strict=True)
+        return torch.cat([self._energy(*chunk) for chunk in chunks])
+
+    def _energy(self, nodes: Tensor, times: Tensor) -> Tensor:
+        images = self.images(nodes)
+        return (images[0] * (_stiffness(times) @ images[-1])).sum((1, 2, 3))
+
+    def expand(self, nodes: Tensor, times: Tensor) -> Expansion:
+        """The expansion with exact second derivatives."""
+        z, K = split(nodes), times.shape[1]
+        size = self._chunk_size(nodes, _NODES, 3 * (2 + nodes.shape[-1]))
+        chunks = zip(z.flatten(0, 1).split(size), _stiffness(times).flatten(0, 1).split(size), strict=True)
+        parts = concatenate([self._expand(*chunk) for chunk in chunks])
+        return _assemble(*(x.unflatten(0, (-1, K)) for x in vars(parts).values()))
+
+    def _expand(self, z: Tensor, stiffness: Tensor) -> _Local:
+        """The expansions of single elements with nodes ``(m, p + 1, d)``."""
+        origin = z[:, :1]
+        values, tangents = self.metric.frame(z, origin=origin if self.num_parts == 2 else None)
+        values = [x - x[:, :1] for x in values]
+        forces = [stiffness @ x for x in reversed(values)]
+        energy = (values[0] * forces[0]).sum((1, 2))
+        tangents = [J.movedim(0, -2) for J in tangents]
+        gradient = sum(((J @ f[..., None])[..., 0] for J, f in zip(tangents, forces, strict=True)), torch.zeros_like(z))
+        first, last = tangents[0].flatten(1, 2), tangents[-1].flatten(1, 2)
+        gram = first @ last.mT
+        weights = stiffness[:, :, None, :, None]
+        gauss = weights * (gram + gram.mT).unflatten(1, z.shape[1:]).unflatten(3, z.shape[1:])
+        twice = 3 - self.num_parts  # one map stands for both of the pair
+
+        def pairing(z: Tensor) -> Tensor:
+            parts = zip(self._parts(z, origin), forces, strict=True)
+            return twice * sum(((x * f).sum(-1) for x, f in parts), torch.zeros_like(z[..., 0]))
+
+        blocks = constant_hessian(pairing, z)
+        return _Local(energy, twice * gradient, gauss, 0.5 * (blocks + blocks.mT))
+
+    def _parts(self, z: Tensor, origin: Tensor) -> tuple[Tensor, ...]:
+        dual = self.metric.embed(z, origin=origin if self.num_parts == 2 else None)
+        if dual is None:
+            raise NoEmbeddingError("The metric has an embedding at some codes and none at others.")
+        return dual[: self.num_parts]
+
+    def _chunk_size(self, nodes: Tensor, num_nodes: int, copies: int) -> int:
+        return max(1, _CHUNK_BYTES // (num_nodes * self.num_features * nodes.element_size() * copies * self.num_parts))
+
+
+@dataclass
+class _Local:
+    """Expansions of single elements."""
+
+    energy: Tensor  # (m,)
+    gradient: Tensor  # (m, p + 1, d)
+    gauss: Tensor  # (m, p + 1, d, p + 1, d)
+    curvature: Tensor  # (m, p + 1, d, d)
+
+
+def _assemble(energy: Tensor, gradient: Tensor, gauss: Tensor, curvature: Tensor) -> Expansion:
+    """Adds up what elements ``(B, K, ...)`` share. The last node is held: it has an equation of its own."""
+    B, K, _, d = gradient.shape
+    whole = torch.cat([gradient[:, :, :-1].flatten(1, 2), gradient[:, -1:, -1]], 1)
+    whole[:, DEGREE:-1:DEGREE] += gradient[:, :-1, -1]
+    diagonal = gauss[:, :, 1:, :, 1:].clone()
+    diagonal[:, :-1, -1, :, -1] += gauss[:, 1:, 0, :, 0]
+    upper = torch.zeros_like(diagonal[:, 1:])
+    upper[:, :, -1] = gauss[:, 1:, 0, :, 1:]
+    upper[:, -1:, ..., -1, :] = 0
+    curved = curvature[:, :, 1:].clone()
+    curved[:, :-1, -1] += curvature[:, 1:, 0]
+    curved[:, -1, -1] = 0
+    bends = torch.zeros_like(diagonal)
+    bends.diagonal(0, 2, 4).copy_(curved.movedim(2, -1))
+    size = diagonal.diagonal(0, 2, 4).diagonal(0, 2, 3).mean((1, 2, 3))
+    diagonal[:, -1, -1] = 0
+    diagonal[:, -1, ..., -1, :] = 0
+    eye = torch.eye(d, dtype=size.dtype, device=size.device)
+    diagonal[:, -1, -1, :, -1] = size[:, None, None] * eye
+    n = DEGREE * d
+    return Expansion(
+        energy.sum(1),
+        whole,
+        diagonal.reshape(B, K, n, n),
+        upper.reshape(B, K - 1, n, n),
+        bends.reshape(B, K, n, n),
+    )
+
+
+def split(nodes: Float[Tensor, "B n d"]) -> Float[Tensor, "B K p d"]:
+    """The nodes of each element, first and last included."""
+    return nodes.unfold(1, _NODES, DEGREE).mT
+
+
+def _stiffness(times: Tensor) -> Tensor:
+    """The matrices ``2 S / h`` of elements that take so long, ``(B, K, p + 1, p + 1)``."""
+    return 2 / times[..., None, None] * _table("stiffness", times.dtype, times.device)
+
+
+def points(like: Tensor) -> Tensor:
+    """The Gauss-Lobatto points of an element, as shares of its time."""
+    return _table("points", like.dtype, like.device)
+
+
+def spectrum(like: Tensor) -> Tensor:
+    """The matrix from values at the nodes of an element to the coefficients of Legendre polynomials on it."""
+    return _table("spectrum", like.dtype, like.device)
+
+
+@functools.lru_cache
+def _table(name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    basis = legendre.Legendre.basis(DEGREE)
+    x = np.concatenate([[-1.0], np.sort(basis.deriv().roots().real), [1.0]])
+    weights = 2 / (DEGREE * (DEGREE + 1) * basis(x) ** 2)
+    coefficients = np.linalg.inv(legendre.legvander(x, DEGREE))
+    slopes = np.stack([legendre.Legendre.basis(k).deriv()(x) for k in range(_NODES)], 1) @ coefficients
+    tables = {"points": 0.5 * (1 + x), "spectrum": coefficients, "stiffness": slopes.T @ (weights[:, None] * slopes)}
+    with torch.inference_mode(False):
+        return torch.as_tensor(tables[name], dtype=dtype, device=device)
