@@ -46,9 +46,12 @@ def _smooth_error(paths: Paths, descent: Descent, found: Measurement, worse: Ten
     """Estimates how far the length of a smooth path is from that of the minimum, relative to it."""
     scale = _scale(paths, found)
     theory = found.asymptotic & ~paths.graded
+    # Energies also count how unevenly a spline is run through, which a finer level evens out faster than it shortens the
+    # path. Where decoding is dear lengths are compared, and twice what is left of a series that falls by 16 is allowed for.
+    last, now = (paths.length.square(), found.length.square()) if wide else (paths.energy, found.energy)
     # the share of their difference that the finer of two levels lacks
-    share = torch.where(worse, 1.0, torch.where(theory, 1 / 15, 1 / 3))
-    change = (share * (found.energy - paths.energy).abs() / scale).nan_to_num(torch.inf)
+    share = torch.where(worse, 1.0, torch.where(theory, 1 / 7 if wide else 1 / 15, 1 / 3))
+    change = (share * (now - last).abs() / scale).nan_to_num(torch.inf)
     # alone, a level is judged by what refinement adds: nodes that are off by h² cost h⁴ (thirty times that covers all we met)
     gap = (found.energy - descent.energy).abs() / scale
     alone = torch.where(found.asymptotic, 30 * gap.square(), gap)

@@ -152,10 +152,16 @@ class DiscreteEnergy:
         energy = total_energy((steps[0] * steps[-1]).sum(-1), times)
         speeds = [weights[..., None] * x for x in steps]
         bends = [x[:, :-1] - x[:, 1:] for x in speeds]
-        inner = [J.movedim(0, -2)[:, 1:-1] for J in tangents]
-        gradient = _paired(inner, [x[..., None, :] for x in bends])[..., 0]
-        diagonal = (weights[:, :-1] + weights[:, 1:])[..., None, None] * _paired(inner, inner)
-        upper = -weights[:, 1:-1, None, None] * _paired([J[:, :-1] for J in inner], [J[:, 1:] for J in inner])
+        # products of all nodes of all curves in a row, without copies; those between two curves are left out afterwards
+        rows = [J.flatten(1, 2).transpose(0, 1) for J in tangents]
+        forces = [torch.nn.functional.pad(x, (0, 0, 1, 1)).flatten(0, 1)[:, None] for x in bends]
+        shape = nodes.shape[:2]
+        gradient = _paired(rows, forces).unflatten(0, shape)[:, 1:-1, :, 0]
+        square = _paired(rows, rows).unflatten(0, shape)[:, 1:-1]
+        diagonal = (weights[:, :-1] + weights[:, 1:])[..., None, None] * square
+        next_ = _paired([J[:-1] for J in rows], [J[1:] for J in rows])
+        next_ = torch.nn.functional.pad(next_, (0, 0, 0, 0, 0, 1)).unflatten(0, shape)[:, 1:-2]
+        upper = -weights[:, 1:-1, None, None] * next_
         curvature = torch.zeros_like(diagonal)
         if exact.any():
             curvature[exact] = self._curvature(nodes[exact], [x[exact] for x in bends])

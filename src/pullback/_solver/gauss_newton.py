@@ -45,6 +45,9 @@ _FIRST_RTOL = 1e-3  # to which the coarsest level is solved
 _SHARE = 1e-2  # to which other levels are solved, as a share of the error of the last: each has a sixteenth of it
 _SUBSTEPS = 8  # chords a piece in the walled regime
 _WALLED_SEGMENTS = 64  # pieces on its first level
+_GUIDED_SEGMENTS = (
+    64  # of the coarsest level for paths that start from more than a line: fewer would lose what it knows
+)
 _PULL = 1e-2  # Euclidean energy mixed in there, as a share of the energy of the path
 _GRADED_PULL = 3e-3  # the same for graded paths, at first
 _RELAXATION = 6.0  # by which it falls from solve to solve
@@ -65,7 +68,8 @@ class GaussNewton(Solver):
         budget: numbers decoded for one curve and its derivatives on a level, beyond which the default aims at 1e-3 times
             the excess, up to `accept`. An `rtol` that is given holds whatever it costs.
         max_steps: steps of one curve on the finest level.
-        min_segments: segments of the coarsest level; a power of two.
+        min_segments: segments of the coarsest level; a power of two. At least 64 for paths that start from a graph or a
+            curve, where decoding is cheap.
         max_segments: segments of the finest level, a power of two.
         chunk_bytes: memory for the decoded points held at a time, by default what suits the device; results do not depend
             on it.
@@ -88,10 +92,17 @@ class GaussNewton(Solver):
     def solve(self, metric: Metric, nodes: Float[Tensor, "B n d"]) -> Solution:
         with torch.no_grad(), unvalidated():
             discrete = DiscreteEnergy.of(metric, nodes, self.chunk_bytes)
+            solver = self._guided(discrete, nodes)
             try:
-                return self._descend(discrete, nodes.detach())
+                return solver._descend(discrete, nodes.detach())
             except NoEmbeddingError:
-                return self._descend(replace(discrete, num_parts=0), nodes.detach())
+                return solver._descend(replace(discrete, num_parts=0), nodes.detach())
+
+    def _guided(self, discrete: DiscreteEnergy, nodes: Tensor) -> GaussNewton:
+        """Leaves out coarse levels for paths that start from a graph or a curve, unless decoding is dear."""
+        if nodes.shape[1] == 2 or self._is_wide(discrete, nodes):
+            return self
+        return replace(self, min_segments=max(self.min_segments, min(_GUIDED_SEGMENTS, self.max_segments // 4)))
 
     def _descend(self, discrete: DiscreteEnergy, nodes: Tensor) -> Solution:
         """Takes each curve from level to level until it is finished."""

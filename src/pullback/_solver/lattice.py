@@ -34,6 +34,8 @@ _SHAPES = {
     3: [(1, 0, 0), (1, 1, 0), (1, 1, 1), (2, 1, 0), (2, 1, 1), (2, 2, 1), (3, 1, 0), (3, 1, 1), (3, 2, 1), (4, 1, 1)],
 }
 _NUM_NODES = {2: 160**2, 3: 24**3}
+_MANY_NODES = {2: 320**2, 3: 24**3}  # where decoding is cheap
+_CHEAP = 64  # features of a decoded point
 _NUM_LINKS = {2: 12, 3: 64}
 _LINK_STEP = 1.25  # cells: about the longest sub-step of an edge
 _MIN_COUNT = 5
@@ -70,20 +72,28 @@ class Lattice(Graph):
         Args:
             metric: what measures the edges, and later the links to end points.
             codes: latent codes of the data, in 2 or 3 dimensions.
-            num_nodes: about how many nodes the grid has, by default 25,600 in the plane and 13,824 in space. A metric with
-                an embedding decodes 9 codes a node in the plane and 43 in space.
+            num_nodes: about how many nodes the grid has, by default 25,600 in the plane and 13,824 in space; 102,400 in the
+                plane where a code decodes to at most 64 features, because valleys narrower than a cell are lost. A metric
+                with an embedding decodes 9 codes a node in the plane and 43 in space.
             margin: how far the grid reaches beyond the codes, as a share of their largest extent.
         """
         d = check_codes(codes).shape[1]
         if d not in _SHAPES:
             raise ValueError(f"A lattice lies in 2 or 3 dimensions, and the codes in {d}. Use pullback.CodeGraph.fit.")
-        corner, cell, counts = _box(codes, num_nodes or _NUM_NODES[d], margin)
+        corner, cell, counts = _box(codes, num_nodes or _default_nodes(metric, codes), margin)
         grid = _Grid(metric, corner, cell, counts)
         rows, columns, lengths, euclidean = grid.edges()
         weights = break_ties(lengths, euclidean)
         return cls(
             metric, grid.nodes(), symmetric(rows, columns, weights, math.prod(counts)), _LINK_STEP * cell, _NUM_LINKS[d]
         )
+
+
+def _default_nodes(metric: Metric, codes: Tensor) -> int:
+    with unvalidated(), torch.no_grad():
+        dual = metric.embed(codes[:1])
+    cheap = dual is not None and dual[0].shape[-1] <= _CHEAP
+    return (_MANY_NODES if cheap else _NUM_NODES)[codes.shape[1]]
 
 
 def _box(codes: Tensor, num_nodes: int, margin: float) -> tuple[Tensor, float, tuple[int, ...]]:
