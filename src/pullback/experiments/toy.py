@@ -62,7 +62,7 @@ class Settings:
     num_centers: int = 70
     seed: int = 0  # of the codes and of the pairs; the networks' are the paper's
     num_paths: int = 10
-    num_nodes: int = 25_600  # of the lattice where paths start
+    num_nodes: int = 102_400  # of the lattice where paths start
     max_segments: int = 1024  # of a path
     resolution: int = 200
     recipe: Recipe = field(default_factory=Recipe)  # the paper's solver
