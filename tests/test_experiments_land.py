@@ -17,13 +17,16 @@ from pullback.experiments._poses import Training
 TINY = replace(
     land.PAPER,
     training=Training(num_steps=250, num_fine_steps=50, num_centers=80, every=20),
-    num_codes=25,
+    num_codes=40,
     num_held_out=25,
-    num_points=48,
+    mixtures=(2,),
+    num_points=64,
     max_iter=1,
+    max_iter_exact=1,
     grid=25,
     num_nodes=900,
     quadrature=60,
+    check=40,
     resolution=6,
 )
 
@@ -83,9 +86,15 @@ def test_gaussian_is_a_maximum_of_the_likelihood(codes):
 def test_run_compares_densities_on_held_out_codes(tmp_path):
     report = land.run(tmp_path, TINY)
     scores = report.numbers["held_out"]
-    assert set(scores) == {"interpolated", "exact", "same_base", "gaussian"}
-    shifts = [s["dz"] - s["volume"] for s in scores.values()]
-    assert max(shifts) - min(shifts) < 1e-9  # one change of measure for all
-    assert scores["exact"]["standard_error"] == 0
+    lands = {"volume", "dz 1", "dz 2", "dz 1 exact"}
+    assert set(scores) == {*lands, "same base", "gaussian 1", "gaussian 2"}
+    for name in lands:
+        rival = scores[f"gaussian {scores[name]['components']}"]
+        assert scores[name]["gain"] == pytest.approx(scores[name]["dz"] - rival["dz"], abs=1e-9)
+        assert scores[name]["standard_error"] > 0
+    assert report.numbers["same_base"]["gain"] == pytest.approx(
+        scores["volume"]["dz"] - scores["same base"]["dz"], abs=1e-9
+    )
+    assert abs(report.numbers["fits"]["dz 1"]["mass"] - 1) < 0.02
     assert report.figures[0].read_bytes().startswith(b"\x89PNG")
     assert report.write(tmp_path).exists()

@@ -122,6 +122,12 @@ def test_density_is_drawn_as_samples_would_look(linear):
     drawn = plot.density(Tilted(), bounds=(-6, 6, -6, 6), resolution=80, masses=(0.5,))
     np.testing.assert_allclose(drawn.get_paths()[0].vertices.mean(0), [1, 0], atol=0.1)
 
+    class Codes(Tilted):
+        base_measure = "lebesgue"
+
+    drawn = plot.density(Codes(), bounds=(-6, 6, -6, 6), resolution=80, masses=(0.5,))
+    np.testing.assert_allclose(drawn.get_paths()[0].vertices.mean(0), [0, 0], atol=0.1)
+
 
 def test_density_takes_scikit_learn_models():
     codes = torch.randn(50, 2, dtype=DOUBLE)

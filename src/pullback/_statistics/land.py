@@ -43,6 +43,7 @@ from pullback._statistics.paths import Flat
 from pullback._statistics.surrogate import Known, log_normalizer
 
 _TOO_MANY_FAILED = 0.1
+_TOO_UNCERTAIN = 0.1  # standard error of log C
 _FINAL = 2  # times as many points in each batch for the final normalisation constants
 _FRESH = 10_000  # between the seeds of the two samples
 _NUM_KERNELS = 512
@@ -61,7 +62,8 @@ class LAND(DensityMixin, Estimator):
     - `base_measure`: what the components are densities with respect to. ``"volume"``, the Riemannian volume :math:`\sqrt{\det M}\, dz`: a
       property of the geometry, the same in whatever coordinates. ``"lebesgue"``, dz: a density of codes like that of any other tool,
       whose shape depends on the coordinates. The walls that `pullback.Extrapolated` puts around the data have a large volume, so that
-      the first gives them much of its mass; the second gives it to where the codes are.
+      the first gives them much of its mass; the second gives it to where the codes are. But it needs distances that grow without end:
+      where a decoder becomes constant away from the data (`pullback.Reweighted`), the integral over dz is infinite.
     - `tol`: the fit stops when the mean log-likelihood of a code rises by less.
     - `max_iter`: steps of the fit, at most.
     - `num_points`: points that the normalisation constants are estimated with while fitting; up to eight times as many in the end,
@@ -130,6 +132,7 @@ class LAND(DensityMixin, Estimator):
             self._atlas = atlas
             self._finish(problem, found, seed + _FRESH, X)
         _warn(found, self.max_iter)
+        _warn_of_noise(float(self.log_normalizer_se_.max()), self.base_measure)
         return self
 
     def score_samples(self, X: Array, *, lebesgue: bool | None = None) -> Any:
@@ -270,3 +273,15 @@ def _warn(found: Fit, max_iter: int) -> None:
             ConvergenceWarning,
             stacklevel=3,
         )
+
+
+def _warn_of_noise(error: float, base_measure: BaseMeasure) -> None:
+    if error <= _TOO_UNCERTAIN:
+        return
+    fix = "Raise num_points."
+    if base_measure == "lebesgue":
+        fix = (
+            "Raise num_points; but if the decoder becomes constant away from the data, the integral over dz is infinite: use "
+            "base_measure='volume', or wrap the decoder in pullback.Extrapolated."
+        )
+    warnings.warn(f"log C is known to ± {error:.2g} only. {fix}", ConvergenceWarning, stacklevel=3)

@@ -1,12 +1,14 @@
 r"""A density that follows the codes: the fifth experiment of Arvanitidis et al. 2022.
 
-The locally adaptive normal distribution (`pullback.LAND`) is a Gaussian in the distances of the metric, a density with respect to the Riemannian volume. It
-is fitted to the codes of the pose autoencoder twice: under the exact pulled-back metric, and under the interpolation of a grid of its tensors, which the paper
-needed to make the fit affordable. Each is compared on held-out codes with two Gaussians:
+The locally adaptive normal distribution (`pullback.LAND`) is a Gaussian in the distances of the metric. It is fitted to codes of the pose autoencoder, and
+judged by the log-likelihood of codes that neither it nor the support of its metric has seen. What it is compared with depends on the base measure:
 
-- with the same base measure: :math:`\exp(-\tfrac12 (z - \mu)^\top \Gamma (z - \mu))` over its integral with respect to the Riemannian volume, fitted by
-  maximum likelihood. It differs from the LAND in nothing but what a distance is.
-- the ordinary one. Its density with respect to dz is turned into one with respect to the volume, :math:`p(z) / \sqrt{\det M(z)}`.
+- *The Riemannian volume*, as in the paper. The rival that differs in nothing but what a distance is has the density
+  :math:`\exp(-\tfrac12 (z - \mu)^\top \Gamma (z - \mu))` over its integral with respect to the volume, fitted by maximum likelihood.
+- *dz*. There the rival is the ordinary Gaussian, and for mixtures of LANDs the Gaussian mixture with as many components.
+
+All log-likelihoods are reported with respect to dz: a density over the volume is turned into one by the factor :math:`\sqrt{\det M(z)}`. The metric is the
+interpolation of a grid of its tensors, which the paper needed to make the fit affordable; one fit is repeated under the exact one.
 """
 
 from __future__ import annotations
@@ -16,27 +18,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture
 from torch import Tensor
-from torch.distributions import MultivariateNormal
 
 import pullback as pb
-from pullback import plot
 from pullback._metric.interpolated import Grid, InterpolatedMetric
 from pullback._statistics.land import LAND
+from pullback.experiments._land_display import DEVIATIONS, TEXT, draw, findings, table
 from pullback.experiments._poses import Model, Training, trained
-from pullback.experiments._report import WIDTH, Finding, Report, Table, save_figure
+from pullback.experiments._report import Report, save_figure
 from pullback.experiments._weights import reproducible
-
-TITLES = {
-    "interpolated": "LAND,\ninterpolated metric",
-    "exact": "LAND,\nexact metric",
-    "same_base": "Gaussian,\nsame base measure",
-}
 
 
 @dataclass(frozen=True)
@@ -45,18 +38,36 @@ class Settings:
 
     seed: int = 0
     training: Training = field(default_factory=Training)
-    num_codes: int = 150  # to fit to
-    num_held_out: int = 200
-    num_components: int = 1
+    num_codes: int = 300  # to fit to
+    num_held_out: int = 500
+    mixtures: tuple[int, ...] = (2, 3)  # numbers of components, besides one
     num_points: int = 512  # of the normalisation constants while fitting
-    max_iter: int = 6
+    tol: float = 1e-2
+    max_iter: int = 8
+    max_iter_exact: int = 3  # under the exact metric, where a step takes ten times as long
     grid: int = 80  # tensors along each axis of the interpolated metric
     num_nodes: int = 5000  # of the lattice where paths start
     quadrature: int = 300  # points along each axis, for the Gaussian's normalisation
-    resolution: int = 40  # of the contours
+    check: int = 50  # points along each axis, for the integrals of the LANDs
+    resolution: int = 36  # of the contours
 
 
 PAPER = Settings()
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Codes to fit densities to, all codes that are known, the fitted ones among them, and those held out."""
+
+    fitted: Tensor
+    known: Tensor
+    held_out: Tensor
+
+    @classmethod
+    def split(cls, codes: Tensor, settings: Settings) -> Codes:
+        order = torch.randperm(len(codes), generator=torch.Generator().manual_seed(settings.seed))
+        held_out, known = codes[order].split([settings.num_held_out, len(codes) - settings.num_held_out])
+        return cls(known[: settings.num_codes], known, held_out)
 
 
 class VolumeGaussian:
@@ -64,6 +75,8 @@ class VolumeGaussian:
 
     C is summed over a grid that reaches far beyond the codes.
     """
+
+    n_components = 1
 
     def __init__(self, metric: pb.Metric, codes: Tensor, quadrature: int) -> None:
         self.metric = metric
@@ -94,6 +107,10 @@ class VolumeGaussian:
 
         optimizer.step(loss)  # pyright: ignore[reportArgumentType]
 
+    @property
+    def means_(self) -> Tensor:
+        return self.mean.detach()[None]
+
     @torch.no_grad()
     def score_samples(self, z: Tensor) -> Tensor:
         """Log-densities with respect to the Riemannian volume."""
@@ -104,137 +121,103 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
     """Fits the densities and draws them into ``out/land.png``."""
     with reproducible(settings.seed):
         model = trained(out, settings.training, settings.seed)
-        order = torch.randperm(len(model.codes), generator=torch.Generator().manual_seed(settings.seed))
-        fitted, held_out = model.codes[order].split([settings.num_codes, len(order) - settings.num_codes])
-        held_out = held_out[: settings.num_held_out]
-        exact = pb.FisherRaoMetric(pb.Extrapolated(model.vae.decoder, pb.Support.fit(model.codes)))
-        table = InterpolatedMetric.fit(exact, Grid.around(model.codes, resolution=settings.grid))
-        models = {
-            "interpolated": _land(table, fitted, model.codes, settings),
-            "exact": _land(exact, fitted, model.codes, settings),
-        }
-        gaussian = VolumeGaussian(exact, fitted, settings.quadrature)
+        codes = Codes.split(model.codes, settings)
+        exact = pb.FisherRaoMetric(pb.Extrapolated(model.vae.decoder, pb.Support.fit(codes.known)))
+        metric = InterpolatedMetric.fit(exact, Grid.around(codes.known, resolution=settings.grid))
+        lands, gaussians = _lands(metric, exact, codes, settings), _gaussians(codes, settings)
+        same_base = VolumeGaussian(metric, codes.fitted, settings.quadrature)
+        scores = {name: _dz(land, codes.held_out) for name, land in lands.items()}
+        scores |= {"same base": same_base.score_samples(codes.held_out) + metric.log_volume(codes.held_out)}
         numbers = {
             "settings": asdict(settings),
-            "interpolation_error": table.error.median,
-            "held_out": _scores(models, gaussian, exact, fitted, held_out),
-            "fits": {name: _fit_numbers(land) for name, land in models.items()},
+            "interpolation_error": metric.error.median,
+            "volume": float(metric.log_volume(codes.held_out).mean()),
+            "held_out": _held_out(scores, gaussians, lands, codes.held_out),
+            "same_base": _against(scores["volume"], scores["same base"]),
+            "fits": {name: _fit_numbers(land, codes.known, settings) for name, land in lands.items()},
         }
-        drawn = {TITLES[name]: m for name, m in (models | {"same_base": gaussian}).items()}
-        figure = _draw(exact, model.codes, drawn, settings)
+        most = max(settings.mixtures)
+        pairs = [(lands["volume"], same_base), (lands["dz 1"], gaussians[1]), (lands[f"dz {most}"], gaussians[most])]
+        figure = draw(metric, codes.known, pairs, settings.resolution)
     return _report(model, numbers, save_figure(figure, out, "land", caption=model.motion.source))
 
 
-def _land(metric: pb.Metric, fitted: Tensor, codes: Tensor, settings: Settings) -> LAND:
-    graph = pb.Lattice.fit(metric, codes, num_nodes=settings.num_nodes)
+def _lands(metric: pb.Metric, exact: pb.Metric, codes: Codes, settings: Settings) -> dict[str, LAND]:
+    """The fits by name: over the volume, over dz with one component under either metric, and mixtures."""
+    fits = {"volume": _land(metric, codes, settings, 1, "volume")}
+    fits |= {f"dz {num}": _land(metric, codes, settings, num, "lebesgue") for num in (1, *settings.mixtures)}
+    return fits | {"dz 1 exact": _land(exact, codes, settings, 1, "lebesgue", max_iter=settings.max_iter_exact)}
+
+
+def _land(
+    metric: pb.Metric, codes: Codes, settings: Settings, num: int, base: Any, max_iter: int | None = None
+) -> LAND:
     land = LAND(
         metric,
-        settings.num_components,
-        tol=1e-2,
-        max_iter=settings.max_iter,
+        num,
+        base_measure=base,
+        tol=settings.tol,
+        max_iter=max_iter or settings.max_iter,
         num_points=settings.num_points,
-        graph=graph,
+        graph=pb.Lattice.fit(metric, codes.known, num_nodes=settings.num_nodes),
         random_state=settings.seed,
         verbose=True,
     )
     with warnings.catch_warnings():  # what did not converge is in the report
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return land.fit(fitted)
+        return land.fit(codes.fitted)
 
 
-def _scores(
-    models: dict[str, LAND], gaussian: VolumeGaussian, exact: pb.Metric, fitted: Tensor, held_out: Tensor
+def _gaussians(codes: Codes, settings: Settings) -> dict[int, GaussianMixture]:
+    """Ordinary Gaussian mixtures by their number of components, each the best of five fits."""
+    nums, data = (1, *settings.mixtures), codes.fitted.numpy()
+    return {num: GaussianMixture(num, n_init=5, random_state=settings.seed).fit(data) for num in nums}
+
+
+def _dz(model: Any, z: Tensor) -> Tensor:
+    """Log-densities with respect to dz."""
+    return torch.as_tensor(model.score_samples(z, lebesgue=True))
+
+
+def _held_out(
+    scores: dict[str, Tensor], gaussians: dict[int, GaussianMixture], lands: dict[str, LAND], held_out: Tensor
 ) -> dict[str, dict[str, float]]:
-    """Mean log-likelihoods of held-out codes, with respect to the exact Riemannian volume and to dz."""
-    volume = exact.log_volume(held_out)
-    ordinary = MultivariateNormal(fitted.mean(0), fitted.T.cov())
-    lebesgue = {name: torch.as_tensor(land.score_samples(held_out, lebesgue=True)) for name, land in models.items()}
-    lebesgue |= {"same_base": gaussian.score_samples(held_out) + volume, "gaussian": ordinary.log_prob(held_out)}
+    """Mean log-likelihoods with respect to dz, and gains on the Gaussian mixture with as many components."""
+    rivals = {num: torch.from_numpy(mixture.score_samples(held_out.numpy())) for num, mixture in gaussians.items()}
+    rows = {}
+    for name, value in scores.items():
+        num = lands[name].n_components if name in lands else 1
+        rows[name] = {"components": num, "dz": float(value.mean()), **_against(value, rivals[num])}
+    for num, value in rivals.items():
+        rows[f"gaussian {num}"] = {"components": num, "dz": float(value.mean()), **_against(value, value)}
+    return rows
+
+
+def _against(value: Tensor, rival: Tensor) -> dict[str, float]:
+    """The mean difference of two log-densities of the same codes, and its standard error."""
     return {
-        name: {
-            "volume": float((value - volume).mean()),
-            "dz": float(value.mean()),
-            "standard_error": float((value - lebesgue["exact"]).std() / len(value) ** 0.5),
-        }
-        for name, value in lebesgue.items()
+        "gain": float((value - rival).mean()),
+        "standard_error": float((value - rival).std() / len(value) ** 0.5),
     }
 
 
-def _fit_numbers(land: LAND) -> dict[str, Any]:
+def _fit_numbers(land: LAND, codes: Tensor, settings: Settings) -> dict[str, Any]:
     return {
         "mean": torch.as_tensor(land.means_).tolist(),
+        "weights": torch.as_tensor(land.weights_).tolist(),
         "log_normalizer": torch.as_tensor(land.log_normalizers_).tolist(),
         "log_normalizer_se": torch.as_tensor(land.log_normalizer_se_).tolist(),
         "num_steps": int(land.n_iter_),
         "converged": bool(land.converged_),
+        "mass": _mass(land, codes, settings) if isinstance(land.metric, InterpolatedMetric) else None,
     }
 
 
-def _draw(exact: pb.Metric, codes: Tensor, models: dict[str, Any], settings: Settings) -> Figure:
-    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 5.8), sharex=True, sharey=True, layout="compressed")
-    *panels, rest = axes.flat
-    for ax, (title, density) in zip(panels, models.items(), strict=True):
-        drawn = plot.latent(exact, codes, resolution=100, colorbar=False, ax=ax)
-        if drawn.codes is not None:
-            drawn.codes.set(sizes=[1.5], color="white", alpha=0.5, linewidths=0)
-        plot.density(density, codes, resolution=settings.resolution, lebesgue=False, colors="#ff6a3d", ax=ax)
-        mean = density.means_ if isinstance(density, LAND) else density.mean.detach()[None]
-        ax.scatter(*torch.as_tensor(mean).numpy().T, s=80, marker="*", color="#ff6a3d", edgecolors="black", zorder=4)
-        bar = figure.colorbar(drawn.image, ax=ax, location="bottom", pad=0.02, shrink=0.85, extend="both")
-        bar.set_label(r"$\frac{1}{2}\log\det M$")
-        ax.set_title(title, fontsize="medium")
-    handles = [
-        Line2D([], [], linestyle="", marker="o", markersize=3, color="white", markeredgecolor="0.4", label="code"),
-        Line2D([], [], color="#ff6a3d", label="contours of\nthe density"),
-        Line2D([], [], linestyle="", marker="*", markersize=10, color="#ff6a3d", markeredgecolor="black", label="mean"),
-    ]
-    rest.set_axis_off()
-    rest.legend(handles=handles, loc="center", frameon=False)
-    return figure
-
-
-def _findings(numbers: dict[str, Any]) -> list[Finding]:
-    scores = numbers["held_out"]
-    gain = scores["exact"]["volume"] - scores["same_base"]["volume"]
-    ordinary = scores["exact"]["volume"] - scores["gaussian"]["volume"]
-    return [
-        Finding(
-            "The density follows the codes",
-            "adapts to the structure of the codes (a figure)",
-            f"held-out log-likelihood a code {gain:+.2f} nats against the Gaussian with the same base measure "
-            f"(± {scores['same_base']['standard_error']:.2f})",
-            "" if gain > 0 else "the Gaussian is better",
-        ),
-        Finding(
-            "Against the ordinary Gaussian",
-            "",
-            f"{ordinary:+.2f} nats (± {scores['gaussian']['standard_error']:.2f})",
-            ""
-            if ordinary > 0
-            else "the volume of the metric grows where there are no codes, and a density over it has much of its mass there; an ordinary Gaussian does not pay for that",
-        ),
-        Finding(
-            "Interpolated against exact metric",
-            "interpolated only; the exact one was too costly",
-            f"{scores['interpolated']['dz']:.2f} and {scores['exact']['dz']:.2f} nats with respect to dz; tensors differ by "
-            f"{numbers['interpolation_error']:.1%} (median)",
-        ),
-    ]
-
-
-def _table(scores: dict[str, dict[str, float]]) -> Table:
-    names = {name: title.replace("\n", " ") for name, title in TITLES.items()} | {"gaussian": "Gaussian, ordinary"}
-    rows = [
-        [names[name], f"{s['volume']:.3f}", f"{s['dz']:.3f}", f"{s['standard_error']:.3f}"]
-        for name, s in scores.items()
-    ]
-    columns = [
-        "density",
-        "with respect to the volume",
-        "with respect to dz",
-        "standard error of the difference to LAND",
-    ]
-    return Table("Mean log-likelihood of held-out codes", columns, rows)
+def _mass(land: LAND, codes: Tensor, settings: Settings) -> float:
+    """The integral of the density around the codes by summation over a grid; nothing of it is where there are walls alone."""
+    grid = Grid.around(codes, resolution=settings.check, margin=0.15)
+    far = torch.cdist(grid.points, codes).amin(1) > 0.15 * (codes.amax(0) - codes.amin(0)).max()
+    return float(_dz(land, grid.points[~far]).exp().sum() * grid.spacing.prod())
 
 
 def _report(model: Model, numbers: dict[str, Any], figure: Path) -> Report:
@@ -242,21 +225,11 @@ def _report(model: Model, numbers: dict[str, Any], figure: Path) -> Report:
         name="land",
         title="Locally adaptive normal distributions of poses",
         source=model.motion.source,
-        findings=_findings(numbers),
+        findings=findings(numbers),
         figures=[figure],
         files=[model.file],
         numbers=numbers,
-        text=_TEXT,
-        tables=[_table(numbers["held_out"])],
-        deviations=_DEVIATIONS,
+        text=TEXT,
+        tables=[table(numbers)],
+        deviations=DEVIATIONS,
     )
-
-
-_TEXT = (
-    "A locally adaptive normal distribution on the latent space of poses, fitted under the exact metric and under its interpolation from a grid, and judged by the mean log-likelihood of codes that "
-    "it has not seen. Contours are those of the density with respect to the Riemannian volume."
-)
-_DEVIATIONS = [
-    "The metric is that of pullback.Extrapolated with its default support, in closed form. Fitted to a sample of the codes; the paper gives neither their number nor the grid.",
-    "The paper shows the density and no likelihood.",
-]
