@@ -184,9 +184,24 @@ class TestRing:
         assert abs(total - 1) < 0.02
 
 
-def test_an_unknown_measure_is_refused():
-    with pytest.raises(ValueError, match="'volume' or 'lebesgue'"):
-        fitted(None, noise(20), base_measure="dz")
+def test_a_fit_may_start_from_given_means():
+    """From the means of a fit, the next has nothing left to do; their order is kept."""
+    codes = torch.cat([noise(60), noise(40) + 8.0])
+    means = fitted(None, codes, 2).means_.flip(0)
+    again = fitted(None, codes, 2, means_init=means, max_iter=1)
+    torch.testing.assert_close(again.means_, means, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"base_measure": "dz"}, "'volume' or 'lebesgue'"),
+        ({"means_init": torch.zeros(2, 2)}, r"one mean a component, \(1, 2\)"),
+    ],
+)
+def test_errors_name_the_fix(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        fitted(None, noise(20), **settings)
 
 
 def test_bounded_distances_have_no_density_over_dz():

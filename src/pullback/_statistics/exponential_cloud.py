@@ -68,26 +68,28 @@ def log_normalizer(
     noise = torch.cat([noise, -noise], 1).flatten(0, 1)
     spread = _WIDTH * torch.linalg.inv(torch.linalg.cholesky(precision)).mT  # spread spreadᵀ = width² Γ⁻¹
     v = noise @ spread.mT
-    z, stretch = _carried(metric, mean, v, _DIFFERENCE * spread)
-    reached = torch.isfinite(stretch)
-    stretch[reached] += log_base(metric, base_measure, z[reached])
-    reached, shortest = torch.isfinite(stretch), torch.zeros_like(reached)
+    z, measure = _carried(metric, base_measure, mean, v, _DIFFERENCE * spread)
+    reached = torch.isfinite(measure)
+    shortest = torch.zeros_like(reached)
     shortest[reached] = _is_shortest(Atlas(metric, graph, solver), mean, v[reached], z[reached])
     log_density = -0.5 * noise.square().sum(-1) - 0.5 * v.shape[1] * np.log(2 * np.pi) - torch.linalg.slogdet(spread)[1]
-    weight = torch.where(shortest, stretch, -torch.inf) - log_density - np.log(len(v))
+    weight = torch.where(shortest, measure, -torch.inf) - log_density - np.log(len(v))
     return LogNormalizer(
         *Cloud(v, weight).log_normalizer(precision), beyond=float((reached & ~shortest).double().mean())
     )
 
 
-def _carried(metric: Metric, mean: Tensor, v: Tensor, shifts: Tensor) -> tuple[Tensor, Tensor]:
-    """End points of geodesics, and log |det DExp| there; NaN where the geodesic equation was not solved."""
+def _carried(metric: Metric, base: BaseMeasure, mean: Tensor, v: Tensor, shifts: Tensor) -> tuple[Tensor, Tensor]:
+    """End points of geodesics, and the logarithm of the base measure there; NaN where the geodesic equation was not solved."""
     moves = torch.cat([torch.zeros_like(shifts[:1]), shifts.mT, -shifts.mT])
     flow = geodesic_flow(metric, mean, v[:, None] + moves, rtol=_TOLERANCE, atol=_TOLERANCE)
     d, ends = len(mean), flow.end.detach()
     columns = 0.5 * (ends[:, 1 : d + 1] - ends[:, d + 1 :])
     stretch = torch.linalg.slogdet(columns)[1] - torch.linalg.slogdet(shifts)[1]
-    return ends[:, 0], torch.where(flow.succeeded.all(-1), stretch, torch.nan)
+    arrived = flow.succeeded.all(-1)
+    measure = torch.full_like(stretch, torch.nan)
+    measure[arrived] = stretch[arrived] + log_base(metric, base, ends[arrived, 0])
+    return ends[:, 0], measure
 
 
 def _is_shortest(atlas: Atlas, mean: Tensor, v: Tensor, z: Tensor) -> Tensor:

@@ -69,6 +69,7 @@ class LAND(DensityMixin, Estimator):
     - `num_points`: points that the normalisation constants are estimated with while fitting; up to eight times as many in the end,
       until their standard error is below 0.005.
     - `reg_covar`: added to the diagonal of the second moments of the logarithms.
+    - `means_init`: means ``(K, d)`` to start from, those of a fit under a cheaper metric for instance; None for geodesic k-medoids.
     - `graph`: where the search for shortest paths starts: a `Lattice` or `CodeGraph`. By default one over the codes is made, a lattice
       in up to three dimensions.
     - `solver`: of shortest paths. The default, much coarser than that of `pullback.geodesic`, aims at three digits.
@@ -94,6 +95,7 @@ class LAND(DensityMixin, Estimator):
         max_iter: int = 30,
         num_points: int = 512,
         reg_covar: float = 1e-6,
+        means_init: Array | None = None,
         graph: Graph | None = None,
         solver: Solver | None = None,
         random_state: int | np.random.RandomState | None = None,
@@ -106,6 +108,7 @@ class LAND(DensityMixin, Estimator):
         self.max_iter = max_iter
         self.num_points = num_points
         self.reg_covar = reg_covar
+        self.means_init = means_init
         self.graph = graph
         self.solver = solver
         self.random_state = random_state
@@ -124,7 +127,7 @@ class LAND(DensityMixin, Estimator):
         seed = int(random.randint(2**20))
         with torch.no_grad():
             atlas = Atlas.of(self._metric(), codes, self.graph, self.solver)
-            means = first_means(atlas, codes, self.n_components, random)
+            means = self._first_means(atlas, codes, random)
             groups = [codes[chosen > 0] for chosen in nearest(atlas, codes, means).unbind(1)]
             sample = importance_sample(self._log_base, groups, self.num_points, seed)
             problem = Problem(atlas, codes, sample, self.reg_covar)
@@ -173,6 +176,14 @@ class LAND(DensityMixin, Estimator):
         z, joint = self._rejected(n_samples, source)
         label = torch.multinomial(joint.softmax(1), 1, generator=source)[:, 0]
         return like(z, self.means_), like(label, self.means_)
+
+    def _first_means(self, atlas: Atlas, codes: Tensor, random: np.random.RandomState) -> Tensor:
+        if self.means_init is None:
+            return first_means(atlas, codes, self.n_components, random)
+        means, shape = torch.as_tensor(self.means_init).to(codes), (self.n_components, codes.shape[1])
+        if means.shape != shape:
+            raise ValueError(f"means_init has shape {tuple(means.shape)}; give one mean a component, {shape}.")
+        return means
 
     def _finish(self, problem: Problem, found: Fit, seed: int, X: Array) -> None:
         """Sets the attributes; the normalisation constants are computed once more, with new points, where the mass is."""
