@@ -186,7 +186,7 @@ def test_paths_that_miss_are_shot():
     bent = _Velocities.of(nodes, log.distance)
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=DOUBLE)
     bent.velocity, bent.error = log.velocity + 1e-3 * log.velocity @ turn, log.error.clone()
-    missed = _try_out(NORMAL.metric, bent, torch.arange(4))
+    missed = _try_out(NORMAL.metric, bent, torch.arange(4), 1e-7)
     assert missed.tolist() == [0, 1, 2, 3]
     _shoot(NORMAL.metric, bent, missed)
     assert (bent.miss < 1e-6).all()

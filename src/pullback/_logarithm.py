@@ -44,9 +44,7 @@ from pullback._typing import Bool, Float
 _AGREEMENT = 1e-2  # a path whose energy differs by more when it is solved or measured anew has hopped over a wall
 _ROUGH = 1e-4  # a velocity known no better, or with which b is missed by more, is not called a logarithm
 _MISSED = 1e-5  # from which on a path is refined further
-_TRIAL = 1e-7  # relative error of the geodesics that try velocities out
-_TRIAL_STEPS = 400
-_NUM_TRIALS = 3
+_TRIAL, _EXACT = 1e-7, 1e-10  # local errors of the geodesics that try velocities out, and of those that decide
 _NUM_PIECES = 32
 
 
@@ -198,16 +196,18 @@ class _Velocities:
 
 def _by_elements(discrete: DiscreteEnergy, found: _Velocities, index: Tensor, rtol: float, check: bool) -> None:
     """Velocities of the paths at `index`, solved in elements; those with which b is missed are solved in more of them."""
-    elements = ElementEnergy.of(discrete)
+    elements = ElementEnergy.of(discrete, found.nodes[index])
     sought = max(0.01 * rtol if check else rtol, torch.finfo(found.length.dtype).eps ** (2 / 3))
     goal, report = 0.1 * sought**0.5, _report(discrete.metric, found, sought)
     levels = extremals.solve(elements, index, found.nodes[index], goal, report)
-    for trial in range(_NUM_TRIALS if check else 0):
-        index = _try_out(discrete.metric, found, index)
-        if not len(index) or trial == _NUM_TRIALS - 1:
-            return
-        goal, wanted = 0.1 * goal, torch.zeros_like(found.length, dtype=torch.bool).index_fill(0, index, True)
-        levels = extremals.refine(elements, levels, wanted, goal, report)
+    if not check:
+        return
+    missed = _try_out(discrete.metric, found, index, _TRIAL)
+    missed = _try_out(discrete.metric, found, missed, _EXACT)  # the trial may have missed, not the velocity
+    if len(missed):
+        wanted = torch.zeros_like(found.length, dtype=torch.bool).index_fill(0, missed, True)
+        extremals.refine(elements, levels, wanted, 0.1 * goal, report)
+        _try_out(discrete.metric, found, missed, _EXACT)
 
 
 def _by_segments(
@@ -216,7 +216,7 @@ def _by_segments(
     """The same for a metric without an embedding; where b is missed the path is shot."""
     momenta.solve(discrete, index, found.nodes[index], num_segments, _report(discrete.metric, found, rtol))
     if check:
-        _shoot(discrete.metric, found, _try_out(discrete.metric, found, index))
+        _shoot(discrete.metric, found, _try_out(discrete.metric, found, index, _TRIAL))
 
 
 def _report(metric: Metric, found: _Velocities, sought: float) -> Report:
@@ -245,9 +245,11 @@ def _report(metric: Metric, found: _Velocities, sought: float) -> Report:
     return report
 
 
-def _try_out(metric: Metric, found: _Velocities, index: Tensor) -> Tensor:
+def _try_out(metric: Metric, found: _Velocities, index: Tensor, rtol: float) -> Tensor:
     """Finds out where the geodesics with the velocities at `index` arrive; returns those that miss, unless they hop over walls."""
-    found.miss[index] = _misses(metric, found.nodes[index], found.velocity[index], found.length[index])
+    if not len(index):
+        return index
+    found.miss[index] = _misses(metric, found.nodes[index], found.velocity[index], found.length[index], rtol)
     return index[(found.miss[index] > max(_MISSED, 0.1 * _tolerated(found.miss.dtype))) & (found.error[index] < 1)]
 
 
@@ -258,18 +260,18 @@ def _shoot(metric: Metric, found: _Velocities, index: Tensor) -> None:
     rtol = max(1e-9, _least(found.miss.dtype))
     shots = shoot(metric, found.nodes[index], num_pieces=_NUM_PIECES, rtol=rtol, max_steps=5)
     same = shots.converged & ((shots.length - found.length[index]).abs() <= _AGREEMENT * found.length[index])
-    miss = _misses(metric, found.nodes[index], shots.velocity, shots.length)
+    miss = _misses(metric, found.nodes[index], shots.velocity, shots.length, _TRIAL)
     better = (same & (miss < found.miss[index])).nonzero()[:, 0]
     chosen = index[better]
     found.velocity[chosen], found.length[chosen] = shots.velocity[better], shots.length[better]
     found.error[chosen], found.miss[chosen] = shots.residual[better], miss[better]
 
 
-def _misses(metric: Metric, nodes: Tensor, velocity: Tensor, length: Tensor) -> Tensor:
+def _misses(metric: Metric, nodes: Tensor, velocity: Tensor, length: Tensor, rtol: float) -> Tensor:
     """How far from the last node the geodesics from the first arrive, as a share of the distance, in latent space or by the metric."""
     begin, end = nodes[:, 0], nodes[:, -1]
-    rtol = max(_TRIAL, _least(nodes.dtype))
-    flow = geodesic_flow(metric, begin, velocity.nan_to_num(), rtol=rtol, atol=0.1 * rtol, max_steps=_TRIAL_STEPS)
+    rtol = max(rtol, _least(nodes.dtype))
+    flow = geodesic_flow(metric, begin, velocity.nan_to_num(), rtol=rtol, atol=rtol)
     gap = flow.end - end
     with torch.no_grad(), unvalidated():
         miss = torch.maximum(gap.norm(dim=-1) / (end - begin).norm(dim=-1), metric.norm(end, gap) / length)

@@ -30,11 +30,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._calculus import Map, Tensors, directional, pushforward
+from pullback._calculus import Map
 from pullback._connection import natural_and_mean
 from pullback._decoder import DecoderError, decode, observed, unvalidated
 from pullback._metric.base import Metric
 from pullback._metric.fisher_rao import FisherRaoMetric
+from pullback._metric.isometry import coordinates, isometric_jet
+from pullback._metric.jets import differentiable, jet, variable
 from pullback._typing import Float
 
 _CHUNK = 2**25  # numbers held at once
@@ -116,6 +118,7 @@ class Embedding:
     near: Callable[[Tensor], Map]
     weights: tuple[float, ...]
     num_features: int
+    isometric: Metric | None = None  # the metric, if its embedding has an isometric root
 
     @classmethod
     def of(cls, metric: Metric, z: Tensor, alpha: float = 0.0) -> Embedding | None:
@@ -125,6 +128,7 @@ class Embedding:
                 flat = _flat_coordinates(metric)
                 return cls(lambda _: flat, (0.5 * (1 - alpha), 0.5 * (1 + alpha)), flat(z)[0].shape[-1])
             dual = metric.embed(z)
+            root = dual is not None and dual[0] is dual[1] and coordinates(metric, z) is not None
         if dual is None:
             return None
         pair = dual[0] is not dual[1]
@@ -132,11 +136,15 @@ class Embedding:
             lambda origin: _embedding(metric, origin if pair else None),
             (0.5, 0.5) if pair else (1.0,),
             dual[0].shape[-1],
+            metric if root else None,
         )
 
     def jet(self, z: Tensor, v: Tensor, w: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         r"""Jacobians ``(*batch, d, K)`` and second derivatives along ``v`` and each of ``w (m, *batch, d)``, ``(*batch, K, m)``."""
-        return _jet(self.near(z.detach()), z, v, w)
+        if self.isometric is not None and not differentiable(z, v):
+            first, second = isometric_jet(self.isometric, z, v, w)
+            return [first], [second]
+        return jet(self.near(z.detach()), z, v, w)[1:]
 
     def bend(self, z: Tensor, v: Tensor, w: Tensor) -> Tensor:
         r""":math:`-\Gamma(z)[v, w]` for each of ``w (m, *batch, d)``, as ``(*batch, d, m)``."""
@@ -188,47 +196,6 @@ def _embedding(metric: Metric, origin: Tensor | None) -> Map:
     return maps
 
 
-def _jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    r"""The Jacobians ``(*batch, d, K)`` of the outputs of ``f``, and their second derivatives along ``v`` and ``w``, ``(*batch, K, m)``.
-
-    Both are derivatives in ``y`` of derivatives in ``z`` of :math:`\langle y, f(z)\rangle`. Reverse mode thrice: several times
-    faster than nested forward mode, which stands in where an operation has no third derivative.
-    """
-    try:
-        values, first, second = _reverse_jet(f, z, v, w)
-    except (NotImplementedError, RuntimeError):
-        values, first, second = _forward_jet(f, z, v, w)
-    # a decoder that masks its invalid values with NaN has derivatives there that look harmless
-    finite = [torch.isfinite(value)[..., None] for value in values]
-    return first, [torch.where(known, c, torch.nan) for known, c in zip(finite, second, strict=True)]
-
-
-def _forward_jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:
-    values, first = pushforward(f, z)
-    second = directional(lambda x: directional(f, x, v[None])[1], z, w)[1]
-    return values, [j.movedim(0, -2) for j in first], [c[:, 0].movedim(0, -1) for c in second]
-
-
-def _reverse_jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:
-    keep, grad = differentiable(z, v), torch.autograd.grad
-    options = {"retain_graph": True, "create_graph": keep, "materialize_grads": True}
-    with torch.enable_grad():
-        x = _variable(z)
-        values = f(x)
-        y = [torch.zeros_like(value, requires_grad=True) for value in values]
-        (g,) = grad(values, x, y, create_graph=True, materialize_grads=True)
-        (h,) = grad(g, x, v, create_graph=True, materialize_grads=True)
-        bent = [grad(h, y, u, **options) if h.requires_grad else [torch.zeros_like(o) for o in y] for u in w]
-        basis = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
-        rows = [grad(g, y, e.expand_as(z), **options) for e in basis]
-    first = [torch.stack(columns, -2) for columns in zip(*rows, strict=True)]
-    return values, first, [torch.stack(columns, -1) for columns in zip(*bent, strict=True)]
-
-
-def _variable(z: Tensor) -> Tensor:
-    return z if z.requires_grad else z.detach().requires_grad_()
-
-
 def _lagrangian(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
     """The Lagrangian form; NaN at the codes where the decoder breaks its contract, which are found by halving the batch."""
     try:
@@ -243,7 +210,7 @@ def _lagrangian(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
 def _euler_lagrange(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
     keep, grad = differentiable(z, v), torch.autograd.grad
     with torch.enable_grad():
-        x = _variable(z)
+        x = variable(z)
         tensor = metric.tensor(x)
         momentum = (tensor @ v[..., None])[..., 0]
         if not momentum.requires_grad:
@@ -276,8 +243,3 @@ def filtered_inverse(tensor: Tensor) -> Tensor:
     floor = (delta * values.amax(-1, keepdim=True)).clamp_min(torch.finfo(tensor.dtype).tiny ** 0.5)
     inverse[singular] = (vectors * (values / (values**2 + floor**2))[..., None, :]) @ vectors.mT
     return inverse
-
-
-def differentiable(z: Tensor, v: Tensor) -> bool:
-    """Whether the steps are recorded: only if asked to by the inputs, as a decoder's own parameters always require it."""
-    return torch.is_grad_enabled() and (z.requires_grad or v.requires_grad)

@@ -72,7 +72,7 @@ class FisherRaoMetric(Metric):
 
         def parts(z: Tensor) -> tuple[Tensor, ...]:
             p = decode(decoder, z)
-            info = _isometry(p)
+            info = isometry(p)
             found[:] = [] if info is None else [(p, info)]
             return _distinct(embed(p, origin=base), z.ndim - 1) if info is None else (info.eta,)
 
@@ -87,7 +87,7 @@ class FisherRaoMetric(Metric):
             return phi, (info.root(values[0], tangents[0]).flatten(z.ndim),)
 
 
-def _isometry(p: Distribution) -> Information | None:
+def isometry(p: Distribution) -> Information | None:
     """The information of a family whose root is the derivative of its embedding."""
     try:
         info = fisher(p)

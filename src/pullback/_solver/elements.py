@@ -18,6 +18,7 @@ See Canuto, Hussaini, Quarteroni and Zang 2006, *Spectral Methods: Fundamentals 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,13 +28,14 @@ from torch import Tensor
 
 from pullback._calculus import constant_hessian
 from pullback._metric.base import Metric
+from pullback._metric.isometry import Frame, coordinates, separable
 from pullback._solver.discrete import DiscreteEnergy, NoEmbeddingError
 from pullback._solver.rows import concatenate
 from pullback._typing import Float
 
 DEGREE = 8
 _NODES = DEGREE + 1  # of an element
-_CHUNK_BYTES = 2**26
+_CHUNK_BYTES = 2**24
 
 
 @dataclass
@@ -54,11 +56,14 @@ class ElementEnergy:
     metric: Metric
     num_parts: int  # distinct maps of the metric's embedding
     num_features: int
+    isometric: bool  # whether each entry of the embedding is a function of one coordinate of what is decoded
 
     @classmethod
-    def of(cls, discrete: DiscreteEnergy) -> ElementEnergy:
+    def of(cls, discrete: DiscreteEnergy, nodes: Tensor) -> ElementEnergy:
         """The same metric on elements; it must have an embedding."""
-        return cls(discrete.metric, discrete.num_parts, discrete.num_features)
+        info = coordinates(discrete.metric, nodes[0, :1]) if discrete.num_parts == 1 else None
+        isometric = info is not None and separable(info)
+        return cls(discrete.metric, discrete.num_parts, discrete.num_features, isometric)
 
     def images(self, nodes: Tensor) -> tuple[Tensor, ...]:
         """The distinct maps of the embedding at the nodes of each element, ``(B, K, p + 1, F)``, measured from its first node."""
@@ -86,25 +91,31 @@ class ElementEnergy:
 
     def _expand(self, z: Tensor, stiffness: Tensor) -> _Local:
         """The expansions of single elements with nodes ``(m, p + 1, d)``."""
-        origin = z[:, :1]
-        values, tangents = self.metric.frame(z, origin=origin if self.num_parts == 2 else None)
+        values, tangents, hessians = self._frame(z)
         values = [x - x[:, :1] for x in values]
         forces = [stiffness @ x for x in reversed(values)]
         energy = (values[0] * forces[0]).sum((1, 2))
         tangents = [J.movedim(0, -2) for J in tangents]
-        gradient = sum(((J @ f[..., None])[..., 0] for J, f in zip(tangents, forces, strict=True)), torch.zeros_like(z))
-        first, last = tangents[0].flatten(1, 2), tangents[-1].flatten(1, 2)
-        gram = first @ last.mT
+        pulled = [(J @ f[..., None])[..., 0] for J, f in zip(tangents, forces, strict=True)]
+        gram = tangents[0].flatten(1, 2) @ tangents[-1].flatten(1, 2).mT
         weights = stiffness[:, :, None, :, None]
         gauss = weights * (gram + gram.mT).unflatten(1, z.shape[1:]).unflatten(3, z.shape[1:])
-        twice = 3 - self.num_parts  # one map stands for both of the pair
+        blocks = 2 * hessians(forces) / len(forces)
+        return _Local(energy, 2 * torch.stack(pulled).mean(0), gauss, 0.5 * (blocks + blocks.mT))
 
-        def pairing(z: Tensor) -> Tensor:
-            parts = zip(self._parts(z, origin), forces, strict=True)
-            return twice * sum(((x * f).sum(-1) for x, f in parts), torch.zeros_like(z[..., 0]))
+    def _frame(self, z: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Callable[[list[Tensor]], Tensor]]:
+        """The distinct maps of the embedding, their Jacobians, and a function for the Hessians of their products with forces."""
+        if self.isometric:
+            frame = Frame.of(self.metric, z)
+            return self._parts(z, z), [frame.pushed()], lambda forces: frame.hessians(forces[0])
+        origin = z[:, :1] if self.num_parts == 2 else None
 
-        blocks = constant_hessian(pairing, z)
-        return _Local(energy, twice * gradient, gauss, 0.5 * (blocks + blocks.mT))
+        def pairing(x: Tensor, forces: list[Tensor]) -> Tensor:
+            products = [(part * f).sum(-1) for part, f in zip(self._parts(x, z[:, :1]), forces, strict=True)]
+            return torch.stack(products).sum(0)
+
+        values, tangents = self.metric.frame(z, origin=origin)
+        return values, tangents, lambda forces: constant_hessian(lambda x: pairing(x, forces), z)
 
     def _parts(self, z: Tensor, origin: Tensor) -> tuple[Tensor, ...]:
         dual = self.metric.embed(z, origin=origin if self.num_parts == 2 else None)

@@ -13,7 +13,10 @@ from pullback._solver.mesh import SIZES, adapted, halved, moved, placed, tails, 
 from pullback._solver.relaxation import relax
 from pullback._solver.rows import concatenate, take
 
-_COARSE = 0.005  # tails of the elements on which a path is first solved
+_COARSE = 5e-3  # tails of the elements on which a path is first solved
+_FAR, _NEAR = 1e-3, 1e-8  # damping for paths as they come, and for curves that were solved on fewer elements
+_AGREEMENT = 1e-2  # between energies of a curve on elements and on their halves, unless it hops over a wall
+_UNSETTLED = 1e-6
 _CAREFUL = 100.0  # error of the momentum over the square of the largest tail; 200 covers all we met
 
 
@@ -39,6 +42,7 @@ class Level:
     index: Tensor
     edges: Tensor  # (B, K + 1): times at which elements begin and end
     nodes: Tensor  # (B, K p + 1, d)
+    damping: Tensor  # of the first step
 
 
 Report = Callable[[Extremals], Tensor]
@@ -57,7 +61,7 @@ def solve(elements: ElementEnergy, index: Tensor, paths: Tensor, goal: float, re
         nodes = placed(paths[rows], edges)
         shares = tails(elements, nodes)
         coarse = (shares.amax(1) > 2 * _COARSE) & (edges.shape[1] <= SIZES[-3])
-        ready.append(take(Level(index[rows], edges, nodes), ~coarse))
+        ready.append(take(Level(index[rows], edges, nodes, torch.full_like(edges[:, 0], _FAR)), ~coarse))
         meshes = adapted(edges[coarse], shares[coarse], _COARSE, edges.shape[1])
         waiting += [(rows[coarse][chosen], new) for chosen, new in meshes]
     return _run(elements, ready, goal, report)
@@ -79,9 +83,8 @@ def _run(elements: ElementEnergy, pending: list[Level], goal: float, report: Rep
     done = []
     while pending := [level for level in pending if len(level.index)]:
         width = min(level.edges.shape[1] for level in pending)
-        level = concatenate([x for x in pending if x.edges.shape[1] == width])
+        level, found = _solved(elements, concatenate([x for x in pending if x.edges.shape[1] == width]))
         pending = [x for x in pending if x.edges.shape[1] != width]
-        level, found = _solved(elements, level)
         more = report(found) & (width <= SIZES[-1])
         done.append(take(level, ~more))
         if more.any():
@@ -90,14 +93,16 @@ def _run(elements: ElementEnergy, pending: list[Level], goal: float, report: Rep
 
 
 def _solved(elements: ElementEnergy, level: Level) -> tuple[Level, Extremals]:
-    relaxed = relax(elements, level.nodes, level.edges.diff(dim=1))
+    """The curves after their descent, and what is known of them."""
+    relaxed = relax(elements, level.nodes, level.edges.diff(dim=1), level.damping)
     fine = halved(level.edges)
     measured = elements.energy(moved(relaxed.nodes, level.edges, fine), fine.diff(dim=1))
-    unresolved = _CAREFUL * tails(elements, relaxed.nodes).amax(1).square()
     change = (measured - relaxed.energy).abs() / relaxed.energy
+    damping = torch.where((relaxed.left > _UNSETTLED) | ~(change <= _AGREEMENT), _FAR, _NEAR).to(change)
+    unresolved = _CAREFUL * tails(elements, relaxed.nodes).amax(1).square()
     error = torch.stack([unresolved, change, relaxed.left]).amax(0)
     found = Extremals(level.index, relaxed.energy, measured, relaxed.momentum, error)
-    return Level(level.index, level.edges, relaxed.nodes), found
+    return Level(level.index, level.edges, relaxed.nodes, damping), found
 
 
 def _finer(elements: ElementEnergy, level: Level, goal: float) -> list[Level]:
@@ -105,6 +110,6 @@ def _finer(elements: ElementEnergy, level: Level, goal: float) -> list[Level]:
     fine = halved(level.edges)
     shares = tails(elements, moved(level.nodes, level.edges, fine))
     return [
-        Level(level.index[rows], new, moved(level.nodes[rows], level.edges[rows], new))
+        Level(level.index[rows], new, moved(level.nodes[rows], level.edges[rows], new), level.damping[rows])
         for rows, new in adapted(fine, shares, goal, level.edges.shape[1])
     ]
