@@ -34,7 +34,7 @@ _SHAPES = {
     3: [(1, 0, 0), (1, 1, 0), (1, 1, 1), (2, 1, 0), (2, 1, 1), (2, 2, 1), (3, 1, 0), (3, 1, 1), (3, 2, 1), (4, 1, 1)],
 }
 _NUM_NODES = {2: 160**2, 3: 24**3}
-_MANY_NODES = {2: 320**2, 3: 24**3}  # where decoding is cheap
+_MANY_NODES = {2: 480**2, 3: 24**3}  # where decoding is cheap
 _CHEAP = 64  # features of a decoded point
 _NUM_LINKS = {2: 12, 3: 64}
 _LINK_STEP = 1.25  # cells: about the longest sub-step of an edge
@@ -72,7 +72,7 @@ class Lattice(Graph):
         Args:
             metric: what measures the edges, and later the links to end points.
             codes: latent codes of the data, in 2 or 3 dimensions.
-            num_nodes: about how many nodes the grid has, by default 25,600 in the plane and 13,824 in space; 102,400 in the
+            num_nodes: about how many nodes the grid has, by default 25,600 in the plane and 13,824 in space; 230,400 in the
                 plane where a code decodes to at most 64 features, because valleys narrower than a cell are lost. A metric
                 with an embedding decodes 9 codes a node in the plane and 43 in space.
             margin: how far the grid reaches beyond the codes, as a share of their largest extent.
