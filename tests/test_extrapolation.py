@@ -126,7 +126,7 @@ def test_shortest_paths_on_a_lattice_keep_to_the_ring(family: str):
     pairs = CODES[torch.randperm(500, generator=torch.Generator().manual_seed(7))[:40]].reshape(20, 2, 2)
 
     def leaving(decoder: nn.Module) -> int:
-        lattice = pb.Lattice.fit(pb.FisherRaoMetric(decoder), CODES)
+        lattice = pb.Lattice.fit(pb.FisherRaoMetric(decoder), CODES, num_nodes=25_600)
         paths = lattice.paths(pairs[:, 0], pairs[:, 1], 200)
         return int(((paths.norm(dim=-1) - 3).abs() > 0.75).any(-1).sum())
 
@@ -142,7 +142,7 @@ def test_paths_through_the_void_are_told_apart():
 
     def solve(decoder: nn.Module) -> pb.Geodesic:
         metric = pb.FisherRaoMetric(decoder)
-        return pb.geodesic(metric, ends[:2], ends[4:6], init=pb.Lattice.fit(metric, CODES))
+        return pb.geodesic(metric, ends[:2], ends[4:6], init=pb.Lattice.fit(metric, CODES, num_nodes=25_600))
 
     closed, void = solve(pb.Extrapolated(decoder, support)), solve(pb.Reweighted(decoder, support, beta=-2.0))
     radius = [path.curve(torch.linspace(0, 1, 500, dtype=F64)).norm(dim=-1) for path in (closed, void)]
