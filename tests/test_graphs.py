@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.spatial import ConvexHull
 from torch import Tensor
-from torch.distributions import Normal
+from torch.distributions import Bernoulli, Normal
 
 import pullback as pb
 from pullback._solver import routes
@@ -75,6 +75,20 @@ def test_stencil_has_one_of_each_opposite_pair_and_no_multiples(d):
     offsets = stencil(d)
     assert all(np.gcd.reduce(offset) == 1 for offset in offsets)
     assert not set(offsets) & {tuple(-x for x in offset) for offset in offsets}
+
+
+def test_the_grid_is_finer_where_decoding_is_cheap():
+    """A decoder of 64 bits gets cells a third as wide as one of 65, which costs more; both grids surround the codes."""
+
+    def spacing(num_outputs: int) -> float:
+        codes = cloud(200, 2)
+        metric = pb.FisherRaoMetric(lambda z: Bernoulli(logits=z[..., :1].expand(*z.shape[:-1], num_outputs)))
+        nodes = pb.Lattice.fit(metric, codes).nodes
+        assert (nodes.amin(0) < codes.amin(0)).all()
+        assert (nodes.amax(0) > codes.amax(0)).all()
+        return float((nodes[1] - nodes[0]).norm())
+
+    assert spacing(64) == pytest.approx(spacing(65) / 3, rel=0.02)
 
 
 @pytest.mark.parametrize(("d", "num_nodes"), [(2, 10_000), (3, 5000)])

@@ -35,7 +35,7 @@ _SHAPES = {
 }
 _NUM_NODES = {2: 160**2, 3: 24**3}
 _MANY_NODES = {2: 480**2, 3: 24**3}  # where decoding is cheap
-_CHEAP = 64  # features of a decoded point
+_CHEAP = 64  # numbers in the embedding of a code
 _NUM_LINKS = {2: 12, 3: 64}
 _LINK_STEP = 1.25  # cells: about the longest sub-step of an edge
 _MIN_COUNT = 5
@@ -73,7 +73,7 @@ class Lattice(Graph):
             metric: what measures the edges, and later the links to end points.
             codes: latent codes of the data, in 2 or 3 dimensions.
             num_nodes: about how many nodes the grid has, by default 25,600 in the plane and 13,824 in space; 230,400 in the
-                plane where a code decodes to at most 64 features, because valleys narrower than a cell are lost. A metric
+                plane where the embedding of a code is at most 64 numbers, because valleys narrower than a cell are lost. A metric
                 with an embedding decodes 9 codes a node in the plane and 43 in space.
             margin: how far the grid reaches beyond the codes, as a share of their largest extent.
         """
