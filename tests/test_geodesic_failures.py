@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Normal
+from torch.distributions import Bernoulli, Normal
 
 import pullback as pb
 from problems import PROBLEMS
@@ -22,6 +22,29 @@ def test_equal_codes():
     assert path.length[1] == 0
     assert path.energy[1] == 0
     torch.testing.assert_close(path.length[::2], NORMAL.distance(a, b)[::2], rtol=1e-6, atol=0)
+
+
+WEIGHTS = nn.Linear(2, 3, dtype=DOUBLE)
+PLAIN = {
+    "the codes themselves": lambda z: Normal(z, 1.0),
+    "linear": lambda z: Normal(WEIGHTS(z), 1.0),
+    "one coordinate": lambda z: Normal(z[..., :1], 1.0),
+    "constant": lambda z: Normal(torch.zeros_like(z), 1.0),
+    "a bias": lambda z: Normal(WEIGHTS.bias.expand(*z.shape[:-1], 3), 1.0),
+    "a constant factor": lambda z: pb.Product(Normal(z, 1.0), Bernoulli(logits=torch.zeros_like(z))),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("kind", [pb.EuclideanMetric, pb.FisherRaoMetric])
+def test_decoders_without_curvature_and_without_effect(name, kind):
+    """Paths are as long as the images of their ends are far apart, which is not at all if the decoder ignores the codes."""
+    a, b = NORMAL.points(2)
+    image = [PLAIN[name](z) for z in (a, b)]
+    far = [p.components[0] if isinstance(p, pb.Product) else p for p in image]
+    path = pb.geodesic(kind(PLAIN[name]), a, b)
+    assert path.converged
+    torch.testing.assert_close(path.length, (far[1].loc - far[0].loc).norm(), rtol=1e-6, atol=1e-9)
 
 
 def cracked(z: Tensor) -> Normal:
@@ -53,6 +76,31 @@ def test_a_decoder_that_fails_next_to_the_path():
     assert path.converged[1:].all()
     torch.testing.assert_close(path.length[1:], SPHERE.distance(a, b)[1:], rtol=1e-6, atol=0)
     assert path.length[0] > SPHERE.distance(a, b)[0]
+    assert not path.converged[0]
+    assert "at the side of the path" in path.status[0]
+    assert path.error[0].isnan()
+
+
+def holed(z: Tensor) -> Normal:
+    """The plane without the unit disc, where it is NaN."""
+    return Normal(torch.where(z.norm(dim=-1, keepdim=True) < 1, torch.nan, z), 1.0)
+
+
+@pytest.mark.parametrize("start", ["arc", "lattice"])
+def test_a_path_that_leans_on_a_hole_is_not_called_converged(start):
+    """Its length depends on where the nodes stopped; the lines beside the hole are found, though one start leads around it."""
+    metric = pb.EuclideanMetric(holed)
+    a = torch.tensor([[-2.0, 0.1], [-3.0, 0.0], [-2.0, 1.5]], dtype=DOUBLE)
+    b = torch.tensor([[2.0, 0.3], [3.0, 0.2], [2.0, 1.3]], dtype=DOUBLE)
+    angle = torch.linspace(torch.pi, 0, 65, dtype=DOUBLE)
+    arc = 1.5 * torch.stack([angle.cos(), angle.sin()], -1).repeat(3, 1, 1)
+    arc[:, 0], arc[:, -1] = a, b
+    box = torch.tensor([[-4.0, -2.0], [4.0, 2.0]], dtype=DOUBLE)
+    init = arc if start == "arc" else pb.Lattice.fit(metric, box, num_nodes=2500)
+    path = pb.geodesic(metric, a, b, init=init)
+    assert path.converged.tolist() == [False, False, True]
+    assert all("at the side of the path" in sentence for sentence in path.status[:2])
+    torch.testing.assert_close(path.length[2], (b - a)[2].norm(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(("name", "options"), [("max_steps", {"max_steps": 1}), ("max_segments", {"max_segments": 8})])

@@ -61,9 +61,7 @@ def jacobian(f: Map, z: Tensor) -> tuple[Tensors, Tensors]:
         with torch.inference_mode(False), torch.enable_grad():
             x = z.detach().clone().requires_grad_()
             values = f(x)
-            duals = [torch.zeros_like(y, requires_grad=True) for y in values]
-            (g,) = torch.autograd.grad(values, x, duals, create_graph=True)
-            columns = [torch.autograd.grad(g, duals, e, retain_graph=True) for e in _basis(z)]
+            columns = _columns(values, x)
     except RuntimeError as error:
         if not _lacks_derivative(error):
             raise
@@ -71,13 +69,27 @@ def jacobian(f: Map, z: Tensor) -> tuple[Tensors, Tensors]:
     return tuple(y.detach() for y in values), tuple(map(torch.stack, zip(*columns, strict=True)))
 
 
+def _columns(values: Tensors, x: Tensor) -> list[Tensors]:
+    """Derivatives along each coordinate of ``x``; zeros where a value does not depend on it."""
+    duals = [torch.zeros_like(y, requires_grad=True) for y in values]
+    live = [(y, dual) for y, dual in zip(values, duals, strict=True) if y.requires_grad]
+    ys, us = [y for y, _ in live], [dual for _, dual in live]
+    g = torch.autograd.grad(ys, x, us, create_graph=True, allow_unused=True)[0] if live else None
+    if g is None:
+        return [tuple(torch.zeros_like(y) for y in values) for _ in range(x.shape[-1])]
+    return [torch.autograd.grad(g, duals, e, retain_graph=True, materialize_grads=True) for e in _basis(x)]
+
+
 def constant_hessian(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     """`hessian` for when its result is a constant, by torch's own reverse mode."""
     try:
         with torch.inference_mode(False), torch.enable_grad():
             x = z.detach().clone().requires_grad_()
-            (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
-            rows = [torch.autograd.grad(g, x, e, retain_graph=True)[0] for e in _basis(z)]
+            value = f(x)
+            g = torch.autograd.grad(value.sum(), x, create_graph=True)[0] if value.requires_grad else x.detach()
+            if not g.requires_grad:  # nothing but a linear function of the codes
+                return x.new_zeros(*x.shape, x.shape[-1])
+            rows = [torch.autograd.grad(g, x, e, retain_graph=True, materialize_grads=True)[0] for e in _basis(z)]
     except RuntimeError as error:
         if not _lacks_derivative(error):
             raise

@@ -185,9 +185,9 @@ def _better_start(metric: Metric, nodes: Tensor) -> Tensor:
     """The given path or the straight line, whichever has less energy."""
     w = torch.linspace(0, 1, nodes.shape[1], dtype=nodes.dtype, device=nodes.device)[:, None]
     line = torch.lerp(nodes[:, :1], nodes[:, -1:], w)
-    with torch.no_grad():
+    with torch.no_grad(), unvalidated():
         bent, straight = (squared_steps(metric, path)[0].sum(-1) for path in (nodes, line))
-    return torch.where((straight < bent)[:, None, None], line, nodes)
+    return torch.where(((straight < bent) | ~bent.isfinite())[:, None, None], line, nodes)
 
 
 def _best(solutions: list[Solution]) -> Solution:

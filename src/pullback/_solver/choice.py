@@ -32,7 +32,7 @@ def chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, or
         error=_smooth_error(paths, descent, found, worse, wide)
         if order == 4
         else _straight_error(paths, descent, found, worse),
-        status=descent.status,
+        status=torch.where(found.energy.isfinite(), descent.status, Status.NOT_FINITE),
         strict=descent.exact & ~worse,
         num_steps=descent.num_steps,
         returned=paths.returned,

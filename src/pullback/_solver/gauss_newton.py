@@ -250,14 +250,13 @@ class GaussNewton(Solver):
 
     def _judge(self, new: Paths, old: Paths, descent: Descent, discarded: Tensor, aim: float, last: bool) -> Tensor:
         """Which curves are finished; writes the status of each as if it were."""
-        border = descent.status == Status.NOT_FINITE
-        still = (descent.status == Status.CONVERGED) | (descent.status == Status.STALLED) | border
+        ended = new.status
+        border = ended == Status.NOT_FINITE
+        still = (ended == Status.CONVERGED) | (ended == Status.STALLED) | border
         fine = descent.nodes.shape[1] > _WALLED_SEGMENTS
         slow = still & (new.error <= self.accept) & (new.error > old.error / 3) & fine & ~old.graded
         known = (new.error <= self.accept) & ~border
-        new.status = torch.where(
-            known, Status.CONVERGED, torch.where(still & ~border, Status.UNRESOLVED, descent.status)
-        )
+        new.status = torch.where(known, Status.CONVERGED, torch.where(still & ~border, Status.UNRESOLVED, ended))
         return (~discarded & (slow | ((new.error <= aim) & (still | fine)))) | last
 
 

@@ -164,7 +164,7 @@ def assemble(done: list[Paths], discrete: DiscreteEnergy) -> Solution:
         nodes=paths.best,
         energy=paths.energy,
         length=paths.length,
-        error=paths.error,
+        error=torch.where(paths.status == Status.NOT_FINITE, torch.nan, paths.error),
         status=paths.status,
         strict=paths.strict,
         num_steps=paths.num_steps,

@@ -153,6 +153,9 @@ class Minimizer:
         gain = (model.energy - ahead.energy) / predicted
         accepted = positive & torch.where(flat, ahead.energy <= model.energy + noise, gain > 1e-3)
 
+        # steps cut short where the decoder ends look like the last ones of a descent
+        free = accepted & (curves.damping <= 1.0)
+        curves.border = (curves.border | ~torch.isfinite(ahead.energy)) & ~free
         _record(curves, accepted, model.energy - ahead.energy)
         slow = accepted & (curves.num_steps >= _TRIED) & (10 * curves.progress <= curves.rtol * model.energy)
         converged = flat | (accepted & last) | slow
@@ -165,10 +168,8 @@ class Minimizer:
         model = merge(accepted, ahead, model)
         stalled = (curves.growth > 4.0 * 2**_PATIENCE) & ~converged
         level = stalled & (curves.predicted <= 1e-8 * model.energy)  # what is left is rounding
-        border = stalled & ~torch.isfinite(ahead.energy)
-        status = torch.where(
-            border, Status.NOT_FINITE, torch.where(converged | level, Status.CONVERGED, Status.STALLED)
-        )
+        settled = torch.where(converged | level, Status.CONVERGED, Status.STALLED)
+        status = torch.where(curves.border, Status.NOT_FINITE, settled)
         return _retire(result, curves, model, converged | stalled, status)
 
 
