@@ -160,6 +160,14 @@ def geodesic_flow(
     )
 
 
+def arrivals(
+    metric: Metric, z: Float[Tensor, "n d"], v: Float[Tensor, "n d"], *, rtol: float, max_steps: int
+) -> tuple[Float[Tensor, "n d"], Bool[Tensor, " n"]]:
+    """Where geodesics arrive, and whether they do: `geodesic_flow` without the way there."""
+    flow = _integrate(metric, z, v, rtol, rtol, max_steps, 0.0, dense=False)
+    return flow.y[:, : z.shape[-1]], flow.outcome == Outcome.FINISHED
+
+
 def _integrate(
     metric: Metric, z: Tensor, v: Tensor, rtol: float, atol: float, max_steps: int, alpha: float, dense: bool
 ) -> Flow:

@@ -28,7 +28,7 @@ from torch import Tensor
 from pullback._curve import CubicSpline
 from pullback._decoder import unvalidated
 from pullback._distance import discretised
-from pullback._exponential import geodesic_flow
+from pullback._exponential import arrivals
 from pullback._geodesic import Geodesic, Start, geodesic
 from pullback._metric.acceleration import filtered_inverse
 from pullback._metric.base import Metric
@@ -45,6 +45,8 @@ _AGREEMENT = 1e-2  # a path whose energy differs by more when it is solved or me
 _ROUGH = 1e-4  # a velocity known no better, or with which b is missed by more, is not called a logarithm
 _MISSED = 1e-5  # from which on a path is refined further
 _TRIAL, _EXACT = 1e-7, 1e-10  # local errors of the geodesics that try velocities out, and of those that decide
+_NUM_RETRIALS = 2
+_MAX_STEPS = 1000
 _NUM_PIECES = 32
 
 
@@ -59,7 +61,7 @@ class Logarithm:
     - `distance`: its length :math:`|\mathrm{Log}_a(b)|_{M(a)}`, which is the distance.
     - `error`: estimate of the relative error of `velocity`: how far the momentum is from having the length of the path.
     - `miss`: how far from ``b`` the geodesic with this velocity arrives, as a share of the distance; infinite where it does not
-      arrive, NaN where it was not tried.
+      arrive, NaN where it was not tried, because it was not asked for or the velocity is not known well enough.
     - `geodesic`: the paths the solver found, with its own status; they are solved to the end only for the velocity.
     """
 
@@ -203,11 +205,10 @@ def _by_elements(discrete: DiscreteEnergy, found: _Velocities, index: Tensor, rt
     if not check:
         return
     missed = _try_out(discrete.metric, found, index, _TRIAL)
-    missed = _try_out(discrete.metric, found, missed, _EXACT)  # the trial may have missed, not the velocity
-    if len(missed):
-        wanted = torch.zeros_like(found.length, dtype=torch.bool).index_fill(0, missed, True)
-        extremals.refine(elements, levels, wanted, 0.1 * goal, report)
-        _try_out(discrete.metric, found, missed, _EXACT)
+    for _ in range(_NUM_RETRIALS if len(missed) else 0):
+        goal, wanted = 0.1 * goal, torch.zeros_like(found.length, dtype=torch.bool).index_fill(0, missed, True)
+        levels = extremals.refine(elements, levels, wanted, goal, report)
+        missed = _try_out(discrete.metric, found, missed, _EXACT)
 
 
 def _by_segments(
@@ -246,11 +247,12 @@ def _report(metric: Metric, found: _Velocities, sought: float) -> Report:
 
 
 def _try_out(metric: Metric, found: _Velocities, index: Tensor, rtol: float) -> Tensor:
-    """Finds out where the geodesics with the velocities at `index` arrive; returns those that miss, unless they hop over walls."""
+    """Finds out where the geodesics with the velocities at `index` arrive, if these are known; returns those that miss."""
+    index = index[found.error[index] <= _ROUGH]
     if not len(index):
         return index
     found.miss[index] = _misses(metric, found.nodes[index], found.velocity[index], found.length[index], rtol)
-    return index[(found.miss[index] > max(_MISSED, 0.1 * _tolerated(found.miss.dtype))) & (found.error[index] < 1)]
+    return index[found.miss[index] > max(_MISSED, 0.1 * _tolerated(found.miss.dtype))]
 
 
 def _shoot(metric: Metric, found: _Velocities, index: Tensor) -> None:
@@ -271,11 +273,11 @@ def _misses(metric: Metric, nodes: Tensor, velocity: Tensor, length: Tensor, rto
     """How far from the last node the geodesics from the first arrive, as a share of the distance, in latent space or by the metric."""
     begin, end = nodes[:, 0], nodes[:, -1]
     rtol = max(rtol, _least(nodes.dtype))
-    flow = geodesic_flow(metric, begin, velocity.nan_to_num(), rtol=rtol, atol=rtol)
-    gap = flow.end - end
+    arrived, succeeded = arrivals(metric, begin, velocity, rtol=rtol, max_steps=_MAX_STEPS)
+    gap = arrived - end
     with torch.no_grad(), unvalidated():
         miss = torch.maximum(gap.norm(dim=-1) / (end - begin).norm(dim=-1), metric.norm(end, gap) / length)
-    return torch.where(flow.succeeded & torch.isfinite(miss), miss, torch.inf)
+    return torch.where(succeeded & torch.isfinite(miss), miss, torch.inf)
 
 
 def _least(dtype: torch.dtype) -> float:
