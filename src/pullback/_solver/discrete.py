@@ -201,7 +201,7 @@ def _chunk_bytes(nodes: Tensor, num_features: int) -> int:
     """On the CPU what stays in its cache, unless a point is so small that calls cost more; else a share of the memory."""
     if nodes.device.type != "cpu":
         return 2**31
-    return 2**23 if num_features > 64 else 2**27
+    return 2**24 if num_features > 64 else 2**27
 
 
 def equal_times(nodes: Tensor) -> Tensor:
