@@ -23,6 +23,7 @@ TINY = replace(
     num_points=64,
     max_iter=1,
     max_iter_exact=1,
+    num_points_exact=48,
     grid=25,
     num_nodes=900,
     quadrature=60,

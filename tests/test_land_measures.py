@@ -70,8 +70,8 @@ class TestFlatSpace:
         metric = pb.FisherRaoMetric(lambda z: Normal(z @ LINEAR.mT, 1.0))
         settings = {"num_points": 64, "tol": 1e-6, "max_iter": 8, "solver": pb.GaussNewton()}
         volume, lebesgue = (fitted(metric, codes, base_measure=m, **settings) for m in MEASURES)
-        torch.testing.assert_close(lebesgue.means_, volume.means_, rtol=0, atol=1e-3)
-        torch.testing.assert_close(lebesgue.precisions_, volume.precisions_, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(lebesgue.means_, volume.means_, rtol=0, atol=5e-3)
+        torch.testing.assert_close(lebesgue.precisions_, volume.precisions_, rtol=0.01, atol=5e-3)
         for flag in (True, False):
             a, b = (m.score_samples(codes, lebesgue=flag) for m in (volume, lebesgue))
             torch.testing.assert_close(a, b, rtol=0, atol=0.02)
@@ -146,13 +146,16 @@ class TestCurvedSpace:
 
     @pytest.mark.parametrize("measure", MEASURES)
     def test_two_planted_components_are_recovered(self, measure):
+        """Within their sampling errors: the fit is at least as likely as the truth."""
         truth = planted(bowl(), measure)
-        model = fitted(truth.metric, truth.sample(600)[0], 2, base_measure=measure)
+        codes = truth.sample(600)[0]
+        model = fitted(truth.metric, codes, 2, base_measure=measure)
+        assert model.score(codes) > truth.score(codes)
         order = model.weights_.argsort(descending=True)
         torch.testing.assert_close(model.weights_[order], truth.weights_, rtol=0, atol=0.06)
         for k, j in enumerate(order.tolist()):
             width = truth.covariances_[k].diagonal().sqrt()
-            assert ((model.means_[j] - truth.means_[k]).abs() < 0.2 * width).all()
+            assert ((model.means_[j] - truth.means_[k]).abs() < 0.3 * width).all()
             ratio = torch.linalg.eigvals(truth.precisions_[k] @ model.covariances_[j]).real
             assert ((ratio > 0.7) & (ratio < 1.4)).all()
 

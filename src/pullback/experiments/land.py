@@ -44,7 +44,10 @@ class Settings:
     num_points: int = 512  # of the normalisation constants while fitting
     tol: float = 1e-2
     max_iter: int = 8
-    max_iter_exact: int = 1  # from the mean under the interpolated metric; a step takes ten times as long
+    max_iter_exact: int = (
+        1  # under the exact metric, from the mean under the interpolated one; a path takes ten times as long
+    )
+    num_points_exact: int = 256
     grid: int = 80  # tensors along each axis of the interpolated metric
     num_nodes: int = 5000  # of the lattice where paths start
     quadrature: int = 300  # points along each axis, for the Gaussian's normalisation
@@ -147,7 +150,11 @@ def _lands(metric: pb.Metric, exact: pb.Metric, codes: Codes, settings: Settings
     graph = pb.Lattice.fit(metric, codes.known, num_nodes=settings.num_nodes)
     fits = {"volume": _land(metric, codes, settings, 1, graph=graph, base_measure="volume")}
     fits |= {f"dz {num}": _land(metric, codes, settings, num, graph=graph) for num in (1, *settings.mixtures)}
-    near = {"max_iter": settings.max_iter_exact, "means_init": fits["dz 1"].means_}
+    near = {
+        "max_iter": settings.max_iter_exact,
+        "num_points": settings.num_points_exact,
+        "means_init": fits["dz 1"].means_,
+    }
     graph = pb.Lattice.fit(exact, codes.known, num_nodes=settings.num_nodes)
     return fits | {"dz 1 exact": _land(exact, codes, settings, 1, graph=graph, **near)}
 
@@ -213,7 +220,8 @@ def _fit_numbers(land: LAND, codes: Tensor, settings: Settings) -> dict[str, Any
 
 def _mass(land: LAND, codes: Tensor, settings: Settings) -> float:
     """The integral of the density around the codes by summation over a grid; nothing of it is where there are walls alone."""
-    grid = Grid.around(codes, resolution=settings.check, margin=0.15)
+    rough = land.base_measure == "volume"  # in the walls, where distances change fast
+    grid = Grid.around(codes, resolution=settings.check * 3 // 2 if rough else settings.check, margin=0.15)
     far = torch.cdist(grid.points, codes).amin(1) > 0.15 * (codes.amax(0) - codes.amin(0)).max()
     return float(_dz(land, grid.points[~far]).exp().sum() * grid.spacing.prod())
 
