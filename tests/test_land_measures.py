@@ -58,6 +58,7 @@ def planted(metric: pb.Metric, measure: str) -> pb.LAND:
         for m, p in zip(model.means_, model.precisions_, strict=True)
     ]
     model.log_normalizers_ = torch.stack([total.value for total in totals])
+    model.log_normalizer_se_ = torch.stack([total.standard_error for total in totals])
     spread = torch.linalg.cholesky(model.covariances_)
     model.points_ = (model.means_[:, None] + noise(400).unflatten(0, (2, 200)) @ spread.mT).flatten(0, 1)
     model.n_features_in_ = 2
@@ -146,11 +147,11 @@ class TestCurvedSpace:
 
     @pytest.mark.parametrize("measure", MEASURES)
     def test_two_planted_components_are_recovered(self, measure):
-        """Within their sampling errors: the fit is at least as likely as the truth."""
+        """Within their sampling errors: the fit is at least as likely as the truth, as far as its constants are known."""
         truth = planted(bowl(), measure)
         codes = truth.sample(600)[0]
         model = fitted(truth.metric, codes, 2, base_measure=measure)
-        assert model.score(codes) > truth.score(codes)
+        assert model.score(codes) > truth.score(codes) - 3 * truth.log_normalizer_se_.max()
         order = model.weights_.argsort(descending=True)
         torch.testing.assert_close(model.weights_[order], truth.weights_, rtol=0, atol=0.06)
         for k, j in enumerate(order.tolist()):
