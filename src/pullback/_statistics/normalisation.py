@@ -257,7 +257,7 @@ def _calibration(terms: Tensor, exact: Tensor) -> Tensor:
             tilt = h @ multiplier
             return tilt if tilt.abs().max() < _MAX_TILT else torch.zeros_like(tilt)
         hessian = h.mT @ (p[:, None] * h)
-        step = torch.linalg.lstsq(hessian, slope[:, None]).solution[:, 0]
+        step = torch.linalg.pinv(hessian, hermitian=True) @ slope  # torch's lstsq is not the same twice
         largest = float((h @ step).abs().max().clamp_min(1e-12))
         size = min(1.0, 1.0 / largest)  # no factor changes more than e-fold at once
         multiplier = multiplier - size * step

@@ -106,7 +106,7 @@ class GeodesicRegression(RegressorMixin, Estimator):
 
     def _minimise(self, x: Tensor, codes: Tensor) -> _Fit:
         mean = frechet_mean(self._metric(), codes, solver=self.solver, init=self.graph, rtol=1e-3)
-        first = torch.cat([mean.mean[None], torch.linalg.lstsq(x, mean.logarithms.nan_to_num()).solution])
+        first = torch.cat([mean.mean[None], torch.linalg.pinv(x) @ mean.logarithms.nan_to_num()])
         floor = self.tol * len(codes) * mean.variance  # where the codes lie on a geodesic there is nothing to decrease
         return _gauss_newton(self._state(x, codes), first, self.tol, floor, self.max_iter)
 
