@@ -33,7 +33,6 @@ from pullback._solver.grading import uneven
 from pullback._solver.levels import Paths, assemble, join, measure, measure_straight, prepare
 from pullback._solver.newton import Descent, Minimizer
 from pullback._solver.rows import take
-from pullback._solver.thin_walls import recheck
 from pullback._typing import Float
 
 _SIGHT = 1.15  # a level is blind if finer chords see more than so many times the energy its own do
@@ -116,8 +115,6 @@ class GaussNewton(Solver):
             for next_key, group in groups.items():
                 if group.index.numel():
                     waiting.setdefault(next_key, []).append(group)
-        if not self._is_wide(discrete, nodes):
-            done = [recheck(discrete, paths, nodes, self.accept) for paths in done]
         return assemble(done, discrete)
 
     def _start(

@@ -15,6 +15,7 @@ from pullback._solver.splines import refine
 
 _FLATTEST, _STEEPEST = 3.0, 5.0  # ratios of errors at T and 2T segments that count as four
 _EVEN_FACTOR = 8  # nodes at equal times for each node of a graded path
+_STRAIGHT_NODES = 1024  # in which straight pieces are shown at least, so that a spline through them keeps to them
 
 
 @dataclass
@@ -154,6 +155,8 @@ def assemble(done: list[Paths], discrete: DiscreteEnergy) -> Solution:
     levels = [torch.full_like(paths.index, paths.nodes.shape[1] - 1) for paths in done]
     for paths in done:
         _even_out(discrete, paths)
+        if not paths.smooth[torch.isfinite(paths.energy)].all():
+            paths.best = resample(paths, max(_STRAIGHT_NODES, paths.best.shape[1] - 1))
         paths.nodes, paths.times = (
             paths.nodes[:, :1],
             paths.times[:, :0],
