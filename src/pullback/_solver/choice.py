@@ -14,24 +14,30 @@ from pullback._solver.newton import Descent
 BIAS = 8.0  # what a pull adds to the length, over its share of the energy: 6 to 10 in decoders with unused dimensions
 
 
-def chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, order: int, wide: bool = False) -> Paths:
-    """The path a level found, or the one it started from where that is better."""
-    smooth = torch.full_like(worse, order == 4)
-    level = descent.nodes.shape[1] - 1
-    width = max(paths.best.shape[1] - 1, level)
-    new = replace(paths, nodes=descent.nodes, best=descent.nodes, smooth=smooth)
+def chosen(
+    paths: Paths,
+    descent: Descent,
+    found: Measurement,
+    worse: Tensor,
+    error: Tensor,
+    best: Tensor,
+    *,
+    smooth: bool = True,
+) -> Paths:
+    """The path a level found, shown by the nodes ``best`` at equal times, or the one it started from where that is better."""
+    splines = torch.full_like(worse, smooth)
+    width = max(paths.best.shape[1], best.shape[1]) - 1
+    new = replace(paths, best=best, smooth=splines)
     return Paths(
         index=paths.index,
         nodes=descent.nodes,
         times=paths.times,
         best=torch.where(worse[:, None, None], resample(paths, width), resample(new, width)),
-        smooth=torch.where(worse, paths.smooth, smooth),
+        smooth=torch.where(worse, paths.smooth, splines),
         damping=descent.damping,
         energy=torch.where(worse, paths.energy, found.energy),
         length=torch.where(worse, paths.length, found.length),
-        error=_smooth_error(paths, descent, found, worse, wide)
-        if order == 4
-        else _straight_error(paths, descent, found, worse),
+        error=error,
         status=torch.where(found.energy.isfinite(), descent.status, Status.NOT_FINITE),
         strict=descent.exact & ~worse,
         num_steps=descent.num_steps,
@@ -42,7 +48,7 @@ def chosen(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, or
     )
 
 
-def _smooth_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, wide: bool) -> Tensor:
+def smooth_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, wide: bool) -> Tensor:
     """Estimates how far the length of a smooth path is from that of the minimum, relative to it."""
     scale = _scale(paths, found)
     theory = found.asymptotic & ~paths.graded
@@ -65,7 +71,15 @@ def _smooth_error(paths: Paths, descent: Descent, found: Measurement, worse: Ten
     return 0.5 * (found.error + rest + descent.left / scale) + BIAS * paths.pull  # half that of the energy
 
 
-def _straight_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor) -> Tensor:
+def spectral_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, change: Tensor) -> Tensor:
+    """The same for elements, whose energy was found to be off by the share `change`."""
+    scale = _scale(paths, found)
+    unsteady = (found.energy - found.length.square()).clamp_min(0) / scale
+    estimate = 0.5 * (2 * change + unsteady + descent.left / scale)
+    return torch.where(worse, (found.energy - paths.energy).abs() / scale, estimate)
+
+
+def straight_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor) -> Tensor:
     """The same for straight pieces, which have order two."""
     scale = _scale(paths, found)
     change = torch.where(worse, 1.0, 1 / 3) * (found.energy - paths.energy).abs() / scale

@@ -19,7 +19,6 @@ A metric that knows only ``tensor`` and ``ds2`` gets the Hessian of :math:`T \su
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -82,6 +81,11 @@ class DiscreteEnergy:
         num_parts = 0 if dual is None else 1 if dual[0] is dual[1] else 2
         return cls(metric, num_parts, num_features, chunk_bytes or _chunk_bytes(nodes, num_features))
 
+    @property
+    def curved(self) -> bool:
+        """Whether there are exact expansions; without an embedding they are those of the frozen metric."""
+        return True
+
     def width(self, nodes: Tensor) -> int:
         """Numbers that a decoded point and its derivatives in the codes are."""
         return self.num_features * (1 + nodes.shape[-1])
@@ -89,38 +93,30 @@ class DiscreteEnergy:
     def chords(self, nodes: Tensor, coarsest: int = 1) -> list[Tensor]:
         """``ds2`` between nodes at strides ``coarsest, coarsest / 2, ..., 1``: each of shape ``(B, T / stride)``."""
         strides = [2**k for k in reversed(range(coarsest.bit_length()))]
-        parts = [self._chords(chunk, strides) for chunk in nodes.split(self._chunk_size(nodes, 3))]
+        parts = [self._chords(chunk, strides) for chunk in nodes.split(self.chunk_size(nodes, 3))]
         return [torch.cat(level) for level in zip(*parts, strict=True)]
 
-    def energy(self, nodes: Tensor, times: Tensor | None = None) -> Tensor:
-        """``Σ ds2 / Δt``, shape ``(B,)``."""
-        return total_energy(self.chords(nodes)[0], times)
+    def energy(self, nodes: Tensor, times: Tensor | None = None, pull: Tensor | None = None) -> Tensor:
+        """``Σ ds2 / Δt``, shape ``(B,)``; with `pull` times the Euclidean energy of each curve."""
+        energy = total_energy(self.chords(nodes)[0], times)
+        return energy if pull is None else energy + pull_energy(nodes, pull)
 
-    def straight_energy(self, nodes: Tensor, substeps: int, pull: Tensor) -> Tensor:
-        """The energy that `expand_straight` expands."""
-        return self.energy(lerp_nodes(nodes, substeps)) + pull_energy(nodes, pull)
-
-    def expand(self, nodes: Tensor, exact: Tensor, times: Tensor | None = None) -> Expansion:
+    def expand(
+        self, nodes: Tensor, exact: Tensor, times: Tensor | None = None, pull: Tensor | None = None
+    ) -> Expansion:
         """The Gauss-Newton expansion; the exact one for the curves where `exact` is true.
 
-        `times` are the shares :math:`\\Delta t` of the segments, shape ``(B, T)``; by default they are equal.
+        `times` are the shares :math:`\\Delta t` of the segments, shape ``(B, T)``; by default they are equal. `pull` times the
+        Euclidean energy of each curve is added.
         """
         times = equal_times(nodes) if times is None else times
-        size = self._chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
+        size = self.chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
         chunks = zip(nodes.split(size), exact.split(size), times.split(size), strict=True)
-        return concatenate([self._expand(*chunk) for chunk in chunks])
+        model = concatenate([self._expand(*chunk) for chunk in chunks])
+        return model if pull is None else pulled(model, nodes, pull)
 
-    def expand_straight(self, nodes: Tensor, substeps: int, pull: Tensor) -> Expansion:
-        """The expansion of the energy of straight pieces between nodes, each measured in so many chords.
-
-        No chord is longer than a piece over `substeps`, so nodes cannot draw together and leave one long chord across a wall.
-        `pull` times the Euclidean energy of each curve is added, which spaces the nodes where the metric vanishes.
-        """
-        off = torch.zeros(nodes.shape[0], dtype=torch.bool, device=nodes.device)
-        model = _restrict(self.expand(lerp_nodes(nodes, substeps), off), substeps)
-        return pulled(model, nodes, pull)
-
-    def _chunk_size(self, nodes: Tensor, copies: int) -> int:
+    def chunk_size(self, nodes: Tensor, copies: int) -> int:
+        """Curves that may be decoded at a time, if each point of theirs takes so many times its own memory."""
         per_curve = nodes.shape[1] * self.num_features * nodes.element_size() * copies * max(1, self.num_parts)
         return max(1, self.chunk_bytes // per_curve)
 
@@ -133,6 +129,10 @@ class DiscreteEnergy:
                 "degrees of freedom) varies with the code. Use pullback.ScoreMetric or pullback.DivergenceMetric."
             )
         return dual[: self.num_parts]
+
+    def frame(self, nodes: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The distinct maps of the embedding at the nodes, ``(B, T + 1, F)``, and their Jacobians ``(d, B, T + 1, F)``."""
+        return self.metric.frame(nodes, origin=nodes[:, :1] if self.num_parts == 2 else None)
 
     def _chords(self, nodes: Tensor, strides: list[int]) -> list[Tensor]:
         self.work.add(nodes.shape[0] * nodes.shape[1])
@@ -147,7 +147,7 @@ class DiscreteEnergy:
         weights = 1 / times
         if self.num_parts == 0:
             return self._expand_by_tensor(nodes, weights)
-        values, tangents = self.metric.frame(nodes, origin=nodes[:, :1] if self.num_parts == 2 else None)
+        values, tangents = self.frame(nodes)
         steps = [x.diff(dim=1) for x in values]
         energy = total_energy((steps[0] * steps[-1]).sum(-1), times)
         speeds = [weights[..., None] * x for x in steps]
@@ -241,36 +241,6 @@ def pulled(model: Expansion, nodes: Tensor, pull: Tensor) -> Expansion:
     model.diagonal += 4 * eye
     model.upper -= 2 * eye
     return model
-
-
-def _restrict(fine: Expansion, factor: int) -> Expansion:
-    """The expansion in every `factor`-th node, the others being linear in those: ``Pᵀ H P`` for the hat functions P."""
-    hats = _hat_products((fine.gradient.shape[1] + 1) // factor, factor, fine.energy.dtype, fine.energy.device)
-    once, square, next_, right, cross, back = hats
-
-    def contract(weights: Tensor, blocks: Tensor) -> Tensor:
-        return (weights.mT @ blocks.flatten(2)).unflatten(2, blocks.shape[2:])
-
-    diagonal = contract(square, fine.diagonal) + contract(next_, fine.upper + fine.upper.mT)
-    upper = contract(right, fine.diagonal) + contract(cross, fine.upper) + contract(back, fine.upper.mT)
-    return Expansion(fine.energy, once.mT @ fine.gradient, diagonal, upper, torch.zeros_like(diagonal))
-
-
-@functools.lru_cache(maxsize=64)
-def _hat_products(num_segments: int, factor: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """The hat functions of inner coarse nodes at inner fine nodes, and the products of neighbours that `_restrict` needs."""
-    with torch.inference_mode(False):
-        x = torch.arange(1, num_segments * factor, dtype=dtype, device=device) / factor
-        hats = (1 - (x[:, None] - torch.arange(1, num_segments, dtype=dtype, device=device)).abs()).clamp_min(0)
-        left, right = hats[:, :-1], hats[:, 1:]
-        return (
-            hats,
-            hats * hats,
-            hats[:-1] * hats[1:],
-            left * right,
-            left[:-1] * right[1:],
-            left[1:] * right[:-1],
-        )
 
 
 def _paired(left: list[Tensor], right: list[Tensor]) -> Tensor:

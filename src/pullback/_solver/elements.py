@@ -34,6 +34,7 @@ from pullback._solver.rows import concatenate
 from pullback._typing import Float
 
 DEGREE = 8
+EVEN = 4  # equally spaced nodes for each node of an element
 _NODES = DEGREE + 1  # of an element
 _CHUNK_BYTES = 2**24
 
@@ -68,7 +69,7 @@ class ElementEnergy:
     def images(self, nodes: Tensor) -> tuple[Tensor, ...]:
         """The distinct maps of the embedding at the nodes of each element, ``(B, K, p + 1, F)``, measured from its first node."""
         z = split(nodes)
-        parts = self._parts(z, z[..., :1, :])
+        parts = self.parts(z, z[..., :1, :])
         return tuple(x - x[..., :1, :] for x in parts)
 
     def energy(self, nodes: Tensor, times: Tensor) -> Tensor:
@@ -79,45 +80,43 @@ class ElementEnergy:
 
     def _energy(self, nodes: Tensor, times: Tensor) -> Tensor:
         images = self.images(nodes)
-        return (images[0] * (_stiffness(times) @ images[-1])).sum((1, 2, 3))
+        return (images[0] * (stiffness(times) @ images[-1])).sum((1, 2, 3))
 
     def expand(self, nodes: Tensor, times: Tensor) -> Expansion:
         """The expansion with exact second derivatives."""
         z, K = split(nodes), times.shape[1]
         size = self._chunk_size(nodes, _NODES, 3 * (2 + nodes.shape[-1]))
-        chunks = zip(z.flatten(0, 1).split(size), _stiffness(times).flatten(0, 1).split(size), strict=True)
+        chunks = zip(z.flatten(0, 1).split(size), stiffness(times).flatten(0, 1).split(size), strict=True)
         parts = concatenate([self._expand(*chunk) for chunk in chunks])
-        return _assemble(*(x.unflatten(0, (-1, K)) for x in vars(parts).values()))
+        return assemble(*(x.unflatten(0, (-1, K)) for x in vars(parts).values()))
 
-    def _expand(self, z: Tensor, stiffness: Tensor) -> _Local:
+    def _expand(self, z: Tensor, stiffness: Tensor) -> Local:
         """The expansions of single elements with nodes ``(m, p + 1, d)``."""
         values, tangents, hessians = self._frame(z)
-        values = [x - x[:, :1] for x in values]
-        forces = [stiffness @ x for x in reversed(values)]
-        energy = (values[0] * forces[0]).sum((1, 2))
-        tangents = [J.movedim(0, -2) for J in tangents]
-        pulled = [(J @ f[..., None])[..., 0] for J, f in zip(tangents, forces, strict=True)]
-        gram = tangents[0].flatten(1, 2) @ tangents[-1].flatten(1, 2).mT
-        weights = stiffness[:, :, None, :, None]
-        gauss = weights * (gram + gram.mT).unflatten(1, z.shape[1:]).unflatten(3, z.shape[1:])
-        blocks = 2 * hessians(forces) / len(forces)
-        return _Local(energy, 2 * torch.stack(pulled).mean(0), gauss, 0.5 * (blocks + blocks.mT))
+        local, forces = expand_locally(values, [J.movedim(0, -2) for J in tangents], stiffness)
+        local.curvature = _symmetric(hessians(forces)) / self.num_parts
+        return local
+
+    def curvature(self, z: Tensor, forces: list[Tensor]) -> Tensor:
+        """What second derivatives along forces add to the Hessian at nodes ``(m, p + 1, d)`` of elements."""
+        return _symmetric(self._frame(z)[2](forces)) / self.num_parts
 
     def _frame(self, z: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Callable[[list[Tensor]], Tensor]]:
         """The distinct maps of the embedding, their Jacobians, and a function for the Hessians of their products with forces."""
         if self.isometric:
             frame = Frame.of(self.metric, z)
-            return self._parts(z, z), [frame.pushed()], lambda forces: frame.hessians(forces[0])
+            return self.parts(z, z), [frame.pushed()], lambda forces: frame.hessians(forces[0])
         origin = z[:, :1] if self.num_parts == 2 else None
 
         def pairing(x: Tensor, forces: list[Tensor]) -> Tensor:
-            products = [(part * f).sum(-1) for part, f in zip(self._parts(x, z[:, :1]), forces, strict=True)]
+            products = [(part * f).sum(-1) for part, f in zip(self.parts(x, z[:, :1]), forces, strict=True)]
             return torch.stack(products).sum(0)
 
         values, tangents = self.metric.frame(z, origin=origin)
         return values, tangents, lambda forces: constant_hessian(lambda x: pairing(x, forces), z)
 
-    def _parts(self, z: Tensor, origin: Tensor) -> tuple[Tensor, ...]:
+    def parts(self, z: Tensor, origin: Tensor) -> tuple[Tensor, ...]:
+        """The distinct maps of the embedding at ``z``; `origin` only matters to pairs."""
         dual = self.metric.embed(z, origin=origin if self.num_parts == 2 else None)
         if dual is None:
             raise NoEmbeddingError("The metric has an embedding at some codes and none at others.")
@@ -128,7 +127,7 @@ class ElementEnergy:
 
 
 @dataclass
-class _Local:
+class Local:
     """Expansions of single elements."""
 
     energy: Tensor  # (m,)
@@ -137,7 +136,26 @@ class _Local:
     curvature: Tensor  # (m, p + 1, d, d)
 
 
-def _assemble(energy: Tensor, gradient: Tensor, gauss: Tensor, curvature: Tensor) -> Expansion:
+def expand_locally(
+    values: Sequence[Tensor], tangents: Sequence[Tensor], stiffness: Tensor
+) -> tuple[Local, list[Tensor]]:
+    """Gauss-Newton expansions of elements with images ``(m, p + 1, F)`` and Jacobians ``(m, p + 1, d, F)``, and the forces."""
+    values = [x - x[:, :1] for x in values]
+    forces = [stiffness @ x for x in reversed(values)]
+    energy = (values[0] * forces[0]).sum((1, 2))
+    pulled = [(J @ f[..., None])[..., 0] for J, f in zip(tangents, forces, strict=True)]
+    shape = tangents[0].shape[1:3]
+    gram = tangents[0].flatten(1, 2) @ tangents[-1].flatten(1, 2).mT
+    gauss = stiffness[:, :, None, :, None] * (gram + gram.mT).unflatten(1, shape).unflatten(3, shape)
+    gradient = 2 * torch.stack(pulled).mean(0)
+    return Local(energy, gradient, gauss, gradient.new_zeros(*gradient.shape, shape[1])), forces
+
+
+def _symmetric(blocks: Tensor) -> Tensor:
+    return blocks + blocks.mT
+
+
+def assemble(energy: Tensor, gradient: Tensor, gauss: Tensor, curvature: Tensor) -> Expansion:
     """Adds up what elements ``(B, K, ...)`` share. The last node is held: it has an equation of its own."""
     B, K, _, d = gradient.shape
     whole = torch.cat([gradient[:, :, :-1].flatten(1, 2), gradient[:, -1:, -1]], 1)
@@ -172,19 +190,22 @@ def split(nodes: Float[Tensor, "B n d"]) -> Float[Tensor, "B K p d"]:
     return nodes.unfold(1, _NODES, DEGREE).mT
 
 
-def _stiffness(times: Tensor) -> Tensor:
+def stiffness(times: Tensor) -> Tensor:
     """The matrices ``2 S / h`` of elements that take so long, ``(B, K, p + 1, p + 1)``."""
-    return 2 / times[..., None, None] * _table("stiffness", times.dtype, times.device)
+    return 2 / times[..., None, None] * table("stiffness", times)
 
 
-def points(like: Tensor) -> Tensor:
-    """The Gauss-Lobatto points of an element, as shares of its time."""
-    return _table("points", like.dtype, like.device)
+def table(name: str, like: Tensor) -> Tensor:
+    """A matrix or vector of the reference element [-1, 1].
 
-
-def spectrum(like: Tensor) -> Tensor:
-    """The matrix from values at the nodes of an element to the coefficients of Legendre polynomials on it."""
-    return _table("spectrum", like.dtype, like.device)
+    - ``"points"``: its Gauss-Lobatto points, as shares of its time
+    - ``"weights"``: their weights in an integral over the share
+    - ``"spectrum"``: from values at the nodes to the coefficients of Legendre polynomials
+    - ``"slopes"``: from values at the nodes to derivatives by the share
+    - ``"stiffness"``: S
+    - ``"halves"``, ``"even"``: from values at the nodes to those at the nodes of its halves, and at equally spaced times; without the last
+    """
+    return _table(name, like.dtype, like.device)
 
 
 @functools.lru_cache
@@ -194,6 +215,14 @@ def _table(name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
     weights = 2 / (DEGREE * (DEGREE + 1) * basis(x) ** 2)
     coefficients = np.linalg.inv(legendre.legvander(x, DEGREE))
     slopes = np.stack([legendre.Legendre.basis(k).deriv()(x) for k in range(_NODES)], 1) @ coefficients
-    tables = {"points": 0.5 * (1 + x), "spectrum": coefficients, "stiffness": slopes.T @ (weights[:, None] * slopes)}
+    tables = {
+        "points": 0.5 * (1 + x),
+        "weights": 0.5 * weights,
+        "spectrum": coefficients,
+        "slopes": 2 * slopes,
+        "stiffness": slopes.T @ (weights[:, None] * slopes),
+        "halves": legendre.legvander(np.concatenate([x[:-1] - 1, x[:-1] + 1]) / 2, DEGREE) @ coefficients,
+        "even": legendre.legvander(np.linspace(-1, 1, EVEN * DEGREE + 1)[:-1], DEGREE) @ coefficients,
+    }
     with torch.inference_mode(False):
         return torch.as_tensor(tables[name], dtype=dtype, device=device)

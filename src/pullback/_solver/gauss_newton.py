@@ -26,14 +26,19 @@ from torch import Tensor
 from pullback._curve import Polyline
 from pullback._decoder import unvalidated
 from pullback._metric.base import Metric
+from pullback._solver import spectral
 from pullback._solver.base import Solution, Solver, Status
-from pullback._solver.choice import BIAS, chosen
+from pullback._solver.choice import BIAS, chosen, smooth_error, spectral_error, straight_error
 from pullback._solver.discrete import DiscreteEnergy, NoEmbeddingError, pull_energy, total_energy
 from pullback._solver.grading import uneven
-from pullback._solver.levels import Paths, assemble, join, measure, measure_straight, prepare
-from pullback._solver.newton import Descent, Minimizer
+from pullback._solver.levels import Measurement, Paths, assemble, join, measure, measure_straight, prepare
+from pullback._solver.newton import Descent, Minimizer, Objective
 from pullback._solver.rows import take
+from pullback._solver.straight import StraightEnergy
 from pullback._typing import Float
+
+Key = tuple[int, int]  # what paths are made of on a level, and its number of segments
+_CHORDS, _ELEMENTS, _PIECES = range(3)
 
 _SIGHT = 1.15  # a level is blind if finer chords see more than so many times the energy its own do
 _COARSE_STEPS = 15  # on all levels but the finest: a curve that takes longer is better off with more segments
@@ -52,6 +57,7 @@ _PULL = 1e-2  # Euclidean energy mixed in there, as a share of the energy of the
 _GRADED_PULL = 3e-3  # the same for graded paths, at first
 _RELAXATION = 6.0  # by which it falls from solve to solve
 _RELAXED_SEGMENTS = 32  # a level on which it may fall without more segments
+_NARROW = 4  # dimensions up to which the blocks of an element cost less than decoding its nodes
 _CLOSE = 0.1  # if finer chords see at most so much more
 
 
@@ -107,19 +113,17 @@ class GaussNewton(Solver):
     def _descend(self, discrete: DiscreteEnergy, nodes: Tensor) -> Solution:
         """Takes each curve from level to level until it is finished."""
         waiting, done = self._start(discrete, nodes)
+        levels = {_CHORDS: self._smooth_level, _ELEMENTS: self._spectral_level, _PIECES: self._walled_level}
         while waiting:
             key = min(waiting)
-            run = self._walled_level if key[0] else self._smooth_level
-            finished, groups = run(discrete, join(waiting.pop(key)))
+            finished, groups = levels[key[0]](discrete, join(waiting.pop(key)))
             done.append(finished)
             for next_key, group in groups.items():
                 if group.index.numel():
                     waiting.setdefault(next_key, []).append(group)
         return assemble(done, discrete)
 
-    def _start(
-        self, discrete: DiscreteEnergy, nodes: Tensor
-    ) -> tuple[dict[tuple[bool, int], list[Paths]], list[Paths]]:
+    def _start(self, discrete: DiscreteEnergy, nodes: Tensor) -> tuple[dict[Key, list[Paths]], list[Paths]]:
         """Sends each start path to the coarsest level whose chords see what finer ones see; bad ones are done at once."""
         num_segments = min(256, self.max_segments) if nodes.shape[1] > 2 else 4 * self.min_segments
         start = Polyline(nodes).resample(num_segments + 1)
@@ -140,11 +144,11 @@ class GaussNewton(Solver):
         for k in skipped[finite].unique().tolist():
             level = self.min_segments * 2**k
             group = take(paths, finite & (skipped == k))
-            key = (True, _WALLED_SEGMENTS) if k and level >= _WALLED_SEGMENTS else (False, level)
+            key = (_PIECES, _WALLED_SEGMENTS) if k and level >= _WALLED_SEGMENTS else (_CHORDS, level)
             waiting.setdefault(key, []).append(prepare(discrete, group, key[1]))
         return waiting, [take(paths, ~finite)]
 
-    def _smooth_level(self, discrete: DiscreteEnergy, paths: Paths) -> tuple[Paths, dict[tuple[bool, int], Paths]]:
+    def _smooth_level(self, discrete: DiscreteEnergy, paths: Paths) -> tuple[Paths, dict[Key, Paths]]:
         """Solves one level; returns the curves that are finished, and the others by the level they go to."""
         level = paths.nodes.shape[1] - 1
         aim, last = self._aim(discrete, paths.nodes), 2 * level > self.max_segments
@@ -155,28 +159,53 @@ class GaussNewton(Solver):
         worse = blind | ~(found.energy <= paths.energy * (1 + 1e-4 + found.error))
         strays = self._strays(discrete, paths, descent, blind)
         worse |= strays & first  # what it found is a matter of its few nodes
-        new = chosen(paths, descent, found, worse, order=4, wide=self._is_wide(discrete, paths.nodes))
+        error = smooth_error(paths, descent, found, worse, self._is_wide(discrete, paths.nodes))
+        new = chosen(paths, descent, found, worse, error, descent.nodes)
         done = self._judge(new, paths, descent, worse, aim, last) | self._given_up(new, paths, descent, worse)
         close = ~worse & (found.energy <= (1 + _CLOSE) * descent.energy)
         again = self._relax(new, paths, strays, blind, first, aim) & close & (level >= _RELAXED_SEGMENTS)
         walled = blind & (level >= self._blind_segments(discrete, paths.nodes)) & ~paths.returned
+        fit = self._fit(discrete, paths, found) & ~worse & ~new.graded & ~again
         routes = {
-            (True, _WALLED_SEGMENTS): walled,
-            (False, 2 * level): ~walled & ~again,
-            (False, level): ~walled & again,
+            (_PIECES, _WALLED_SEGMENTS): walled,
+            (_ELEMENTS, 2 * level): fit,
+            (_CHORDS, 2 * level): ~walled & ~again & ~fit,
+            (_CHORDS, level): ~walled & again,
         }
-        groups = {key: prepare(discrete, take(new, chosen & ~done), key[1]) for key, chosen in routes.items()}
-        groups[True, _WALLED_SEGMENTS].error.fill_(torch.nan)
-        return take(new, done), groups
+        return take(new, done), _routed(discrete, new, done, routes)
 
-    def _minimum(self, discrete: DiscreteEnergy, paths: Paths, first: bool, last: bool) -> Descent:
+    def _spectral_level(self, discrete: DiscreteEnergy, paths: Paths) -> tuple[Paths, dict[Key, Paths]]:
+        """The same in elements; back to chords where the decoder is not smooth enough for them."""
+        level = paths.nodes.shape[1] - 1
+        aim, last = self._aim(discrete, paths.nodes), 2 * level > self.max_segments
+        energy = spectral.SpectralEnergy.of(discrete, paths.nodes)
+        descent = self._minimum(discrete, paths, False, last, energy)
+        found, change = spectral.measure(energy, descent.nodes, descent.energy)
+        worse = ~((change <= _CLOSE) & (found.energy <= paths.energy * (1 + 1e-4 + change)))
+        error = spectral_error(paths, descent, found, worse, change)
+        new = chosen(paths, descent, found, worse, error, spectral.evened(descent.nodes))
+        done = self._judge(new, paths, descent, worse, aim, last)
+        return take(new, done), _routed(
+            discrete, new, done, {(_ELEMENTS, 2 * level): ~worse, (_CHORDS, 2 * level): worse}
+        )
+
+    def _fit(self, discrete: DiscreteEnergy, paths: Paths, found: Measurement) -> Tensor:
+        """Which paths are so smooth, and decoded at such cost, that elements are worth their larger blocks."""
+        _, num_nodes, d = paths.nodes.shape
+        worth = self._is_wide(discrete, paths.nodes) and d <= _NARROW and num_nodes > 8 and discrete.num_parts > 0
+        return found.asymptotic & ~paths.returned & worth
+
+    def _minimum(
+        self, discrete: DiscreteEnergy, paths: Paths, first: bool, last: bool, objective: Objective | None = None
+    ) -> Descent:
         """The minima of a level, to a share of the error of the last; their energies are without the pull."""
         base = self._base(discrete, paths.nodes)
         least = base if self.rtol or base == _RTOL else base / 2
         enough = (_SHARE * paths.error).nan_to_num(_FIRST_RTOL).clamp(least, max(least, _FIRST_RTOL))
         minimizer = Minimizer(least, _FIRST_STEPS if first else self._max_steps(discrete, paths.nodes, last))
         pull = _weight(paths, paths.pull)
-        descent = minimizer.run(discrete, paths.nodes, paths.damping, rtol=enough, times=paths.times, pull=pull)
+        energy = objective or discrete
+        descent = minimizer.run(energy, paths.nodes, paths.damping, rtol=enough, times=paths.times, pull=pull)
         return replace(descent, energy=descent.energy - pull_energy(descent.nodes, pull))
 
     def _strays(self, discrete: DiscreteEnergy, paths: Paths, descent: Descent, blind: Tensor) -> Tensor:
@@ -201,25 +230,26 @@ class GaussNewton(Solver):
         new.status = torch.where(given_up, old.status, new.status)
         return given_up
 
-    def _walled_level(self, discrete: DiscreteEnergy, paths: Paths) -> tuple[Paths, dict[tuple[bool, int], Paths]]:
+    def _walled_level(self, discrete: DiscreteEnergy, paths: Paths) -> tuple[Paths, dict[Key, Paths]]:
         """The same with straight pieces, each measured in many chords; then back to smooth levels, if they can see now."""
         level = paths.nodes.shape[1] - 1
         last = 4 * level > self.max_segments
         max_steps = min(50 if last else _COARSE_STEPS, self.max_steps)
-        minimizer = Minimizer(self.accept / 4, max_steps, substeps=_SUBSTEPS)
+        minimizer = Minimizer(self.accept / 4, max_steps)
         pull = _weight(paths, torch.full_like(paths.energy, _PULL))
-        descent = minimizer.run(discrete, paths.nodes, paths.damping, pull=pull)
+        descent = minimizer.run(StraightEnergy(discrete, _SUBSTEPS), paths.nodes, paths.damping, pull=pull)
         found = measure_straight(discrete, descent.nodes, 2 * _SUBSTEPS)
         kept = measure_straight(discrete, paths.best, max(2, 2 * _SUBSTEPS * level // (paths.best.shape[1] - 1)))
         paths = replace(paths, energy=kept.energy, length=kept.length)
         worse = ~(found.energy <= paths.energy * (1 + 1e-4))
-        new = chosen(paths, descent, found, worse, order=2)
+        error = straight_error(paths, descent, found, worse)
+        new = chosen(paths, descent, found, worse, error, descent.nodes, smooth=False)
         done = self._judge(new, paths, descent, worse & False, self._aim(discrete, paths.nodes), last)
         rest, back = take(new, ~done), take(new, done)
         back.returned = torch.ones_like(back.returned)
-        groups = {(True, 2 * level): prepare(discrete, rest, 2 * level)}
+        groups = {(_PIECES, 2 * level): prepare(discrete, rest, 2 * level)}
         return take(back, back.returned & False), groups | {
-            (False, _WALLED_SEGMENTS): prepare(discrete, back, _WALLED_SEGMENTS)
+            (_CHORDS, _WALLED_SEGMENTS): prepare(discrete, back, _WALLED_SEGMENTS)
         }
 
     def _is_wide(self, discrete: DiscreteEnergy, nodes: Tensor) -> bool:
@@ -258,6 +288,19 @@ class GaussNewton(Solver):
         known = (new.error <= self.accept) & ~border
         new.status = torch.where(known, Status.CONVERGED, torch.where(still & ~border, Status.UNRESOLVED, ended))
         return (~discarded & (slow | ((new.error <= aim) & (still | fine)))) | last
+
+
+def _routed(discrete: DiscreteEnergy, new: Paths, done: Tensor, routes: dict[Key, Tensor]) -> dict[Key, Paths]:
+    """The paths that are not done, prepared for the levels they go to."""
+    groups = {}
+    for key, rows in routes.items():
+        group = prepare(discrete, take(new, rows & ~done), key[1])
+        if key[0] == _ELEMENTS:
+            group = replace(group, nodes=spectral.placed(group.best, key[1]))
+        if key[0] == _PIECES:
+            group.error.fill_(torch.nan)
+        groups[key] = group
+    return groups
 
 
 def _stay(paths: Paths, point: Tensor) -> None:

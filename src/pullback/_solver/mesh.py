@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pullback._curve import CubicSpline
-from pullback._solver.elements import DEGREE, ElementEnergy, points, spectrum, split
+from pullback._solver.elements import DEGREE, ElementEnergy, split, table
 from pullback._typing import Float
 
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)  # numbers of elements curves may have
@@ -22,7 +22,7 @@ _DENSEST = 8.0
 
 def parameters(edges: Float[Tensor, "B e"]) -> Float[Tensor, "B n"]:
     """The times of the nodes of elements between ``edges``, shape ``(B, K + 1)``."""
-    inner = edges[:, :-1, None] + edges.diff(dim=1)[..., None] * points(edges)[:-1]
+    inner = edges[:, :-1, None] + edges.diff(dim=1)[..., None] * table("points", edges)[:-1]
     return torch.cat([inner.flatten(1), edges[:, -1:]], 1)
 
 
@@ -45,7 +45,7 @@ def moved(nodes: Tensor, edges: Tensor, new: Tensor) -> Tensor:
     left, right = edges.gather(1, element), edges.gather(1, element + 1)
     x = (2 * (t - left) / (right - left) - 1).clamp(-1, 1)
     values = torch.as_tensor(np.polynomial.legendre.legvander(x.cpu().numpy(), DEGREE)).to(x)
-    coefficients = spectrum(nodes) @ split(nodes)  # (B, K, p + 1, d)
+    coefficients = table("spectrum", nodes) @ split(nodes)  # (B, K, p + 1, d)
     index = element[..., None, None].expand(-1, -1, *coefficients.shape[2:])
     found = (values[..., None, :] @ coefficients.gather(1, index))[..., 0, :]
     found[:, 0], found[:, -1] = nodes[:, 0], nodes[:, -1]
@@ -67,7 +67,7 @@ def tails(elements: ElementEnergy, nodes: Tensor) -> Float[Tensor, "B K"]:
 def _tails(images: tuple[Tensor, ...]) -> Tensor:
     shares = []
     for image in images:
-        size = (spectrum(image) @ image).norm(dim=-1)
+        size = (table("spectrum", image) @ image).norm(dim=-1)
         shares.append(size[..., -2:].amax(-1) / size[..., 1].clamp_min(torch.finfo(size.dtype).tiny))
     return torch.stack(shares).amax(0)
 

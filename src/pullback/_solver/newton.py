@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pullback._solver.base import Status
-from pullback._solver.discrete import DiscreteEnergy, Expansion, equal_times, pull_energy, pulled
+from pullback._solver.discrete import Expansion, equal_times
 from pullback._solver.rows import merge, put, take
 from pullback._solver.tridiagonal import solve_tridiagonal
 
 _LEAST_DAMPING = 1e-8  # keeps directions the decoder ignores solvable, and slows no other
 _TRIED = 8  # steps after which the pace of the energy itself may end a descent
 _PATIENCE = 6  # rejected steps in a row after which a curve is called stalled; the damping has then grown by 2^27
+
+
+class Objective(Protocol):
+    """An energy of curves with nodes ``(B, T + 1, d)``, its expansion in the inner nodes, and whether that can be exact."""
+
+    @property
+    def curved(self) -> bool: ...
+
+    def energy(self, nodes: Tensor, times: Tensor, pull: Tensor) -> Tensor: ...
+
+    def expand(self, nodes: Tensor, exact: Tensor, times: Tensor, pull: Tensor) -> Expansion: ...
 
 
 @dataclass
@@ -72,19 +84,18 @@ class Minimizer:
     costs a third), and as long as that Hessian is positive definite. The damping matrix D is the diagonal of H over
     T², so that λ = 1 balances the smoothest deformations of the curve at every resolution; a small multiple of its mean keeps
     directions the decoder ignores from running away. A curve has converged when the decrease still to come, estimated from
-    the last two predicted decreases, or from the mean of the last actual ones, is below its `rtol` of the energy; it then leaves the batch. With more than one of `substeps` the
-    curves are straight pieces, each measured in so many chords, and `pull` times their Euclidean energy is added.
+    the last two predicted decreases, or from the mean of the last actual ones, is below its `rtol` of the energy; it then leaves the batch. `pull` times the Euclidean energy is
+    added to that of chords and of straight pieces.
     """
 
     rtol: float
     max_steps: int
-    substeps: int = 1
     exact_below: float = 1e-4
     exact_above: float = 0.4
 
     def run(
         self,
-        discrete: DiscreteEnergy,
+        objective: Objective,
         nodes: Tensor,
         damping: Tensor,
         *,
@@ -97,57 +108,48 @@ class Minimizer:
         rtol = torch.full_like(damping, self.rtol) if rtol is None else rtol
         times = equal_times(nodes) if times is None else times
         result = Descent.start(nodes, times, damping, pull, rtol)
-        model = self._expand(discrete, result, nodes, result.exact)
+        model = objective.expand(nodes, result.exact, result.times, result.pull)
         result.energy = model.energy.clone()
         curves = take(result, result.index)
         curves, model = _retire(result, curves, model, ~torch.isfinite(model.energy), Status.NOT_FINITE)
         for _ in range(self.max_steps):
             if curves.index.numel() == 0:
                 break
-            curves, model = self._step(discrete, result, curves, model)
+            curves, model = self._step(objective, result, curves, model)
         put(result, curves.index, curves)
         result.status = torch.where(
             result.border & (result.status != Status.CONVERGED), Status.NOT_FINITE, result.status
         )
         return result
 
-    def _expand(self, discrete: DiscreteEnergy, curves: Descent, nodes: Tensor, exact: Tensor) -> Expansion:
-        if self.substeps == 1:
-            return pulled(discrete.expand(nodes, exact, curves.times), nodes, curves.pull)
-        return discrete.expand_straight(nodes, self.substeps, curves.pull)
-
-    def _energy(self, discrete: DiscreteEnergy, curves: Descent, nodes: Tensor) -> Tensor:
-        if self.substeps == 1:
-            return discrete.energy(nodes, curves.times) + pull_energy(nodes, curves.pull)
-        return discrete.straight_energy(nodes, self.substeps, curves.pull)
-
     def _look(
-        self, discrete: DiscreteEnergy, curves: Descent, model: Expansion, trial: Tensor, near: Tensor, last: Tensor
+        self, objective: Objective, curves: Descent, model: Expansion, trial: Tensor, near: Tensor, last: Tensor
     ) -> Expansion:
         """The trial's expansion; only its energy, which costs a fraction, where the step is the `last`."""
         if not last.any():
-            return self._expand(discrete, curves, trial, near)
+            return objective.expand(trial, near, curves.times, curves.pull)
         ahead = take(model, torch.arange(last.numel(), device=last.device))
-        ahead.energy[last] = self._energy(discrete, take(curves, last), trial[last])
+        ahead.energy[last] = objective.energy(trial[last], curves.times[last], curves.pull[last])
         rest = (~last).nonzero()[:, 0]
         if rest.numel():
-            put(ahead, rest, self._expand(discrete, take(curves, rest), trial[rest], near[rest]))
+            put(ahead, rest, objective.expand(trial[rest], near[rest], curves.times[rest], curves.pull[rest]))
         return ahead
 
     def _step(
-        self, discrete: DiscreteEnergy, result: Descent, curves: Descent, model: Expansion
+        self, objective: Objective, result: Descent, curves: Descent, model: Expansion
     ) -> tuple[Descent, Expansion]:
         """One step of every curve. The trial is expanded at once: most are accepted, and then the next step needs it."""
         step, predicted, positive = _solve(curves, model)
-        trial = curves.nodes + torch.nn.functional.pad(step, (0, 0, 1, 1))
+        trial = curves.nodes.clone()
+        trial[:, 1:-1] += step
         first = curves.predicted.isinf()
         rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
-        near = ~first & positive & ~curves.barred & (self.substeps == 1) & (rate > self.exact_above)
+        near = ~first & positive & ~curves.barred & objective.curved & (rate > self.exact_above)
         near &= predicted < self.exact_below * model.energy
         tail = torch.where(first, 1.0, rate / (1 - rate).clamp_min(0.1))  # of a geometric series
         left = predicted * torch.where(_newton(curves), torch.minimum(tail, 10 * predicted / model.energy), tail)
         last = positive & (curves.damping <= 1.0) & (left <= curves.rtol * model.energy)
-        ahead = self._look(discrete, curves, model, trial, near, last)
+        ahead = self._look(objective, curves, model, trial, near, last)
         noise = 64 * torch.finfo(trial.dtype).eps * model.energy
         flat = positive & (predicted <= noise)
         gain = (model.energy - ahead.energy) / predicted
@@ -183,7 +185,7 @@ def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
 
     Where the exact Hessian is not, the curve is `barred` from it and takes a Gauss-Newton step.
     """
-    num_segments = curves.nodes.shape[1] - 1
+    num_segments, d = curves.nodes.shape[1] - 1, curves.nodes.shape[2]
     scale = model.diagonal.diagonal(dim1=-2, dim2=-1).abs()
     scale = (scale + 1e-2 * scale.mean(-1, keepdim=True)) / num_segments**2
     damped = curves.damping[:, None, None] * scale
@@ -199,7 +201,8 @@ def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
         curves.barred |= saddle
     predicted = 0.5 * (damped * step * step - model.gradient * step).sum((1, 2))
     positive = positive & torch.isfinite(predicted)
-    return torch.where(positive[:, None, None], step, 0.0), predicted, positive
+    step = torch.where(positive[:, None, None], step, 0.0).flatten(1)
+    return step[:, : (num_segments - 1) * d].unflatten(1, (-1, d)), predicted, positive
 
 
 def _moved(
