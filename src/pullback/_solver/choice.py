@@ -44,6 +44,7 @@ def chosen(
         returned=paths.returned,
         graded=paths.graded,
         pull=paths.pull,
+        bend=paths.bend,
         settled=descent.status == Status.CONVERGED,
     )
 
@@ -75,7 +76,7 @@ def spectral_error(paths: Paths, descent: Descent, found: Measurement, worse: Te
     """The same for elements, whose energy was found to be off by the share `change`."""
     scale = _scale(paths, found)
     unsteady = (found.energy - found.length.square()).clamp_min(0) / scale
-    estimate = 0.5 * (2 * change + unsteady + descent.left / scale)
+    estimate = 0.5 * (torch.maximum(change, unsteady) + descent.left / scale)
     return torch.where(worse, (found.energy - paths.energy).abs() / scale, estimate)
 
 

@@ -34,8 +34,8 @@ from pullback._solver.rows import concatenate
 from pullback._typing import Float
 
 DEGREE = 8
+NODES = DEGREE + 1  # of an element
 EVEN = 4  # equally spaced nodes for each node of an element
-_NODES = DEGREE + 1  # of an element
 _CHUNK_BYTES = 2**24
 
 
@@ -85,23 +85,19 @@ class ElementEnergy:
     def expand(self, nodes: Tensor, times: Tensor) -> Expansion:
         """The expansion with exact second derivatives."""
         z, K = split(nodes), times.shape[1]
-        size = self._chunk_size(nodes, _NODES, 3 * (2 + nodes.shape[-1]))
+        size = self._chunk_size(nodes, NODES, 3 * (2 + nodes.shape[-1]))
         chunks = zip(z.flatten(0, 1).split(size), stiffness(times).flatten(0, 1).split(size), strict=True)
         parts = concatenate([self._expand(*chunk) for chunk in chunks])
         return assemble(*(x.unflatten(0, (-1, K)) for x in vars(parts).values()))
 
     def _expand(self, z: Tensor, stiffness: Tensor) -> Local:
         """The expansions of single elements with nodes ``(m, p + 1, d)``."""
-        values, tangents, hessians = self._frame(z)
+        values, tangents, hessians = self.frame(z)
         local, forces = expand_locally(values, [J.movedim(0, -2) for J in tangents], stiffness)
-        local.curvature = _symmetric(hessians(forces)) / self.num_parts
+        local.curvature = self.symmetric(hessians(forces))
         return local
 
-    def curvature(self, z: Tensor, forces: list[Tensor]) -> Tensor:
-        """What second derivatives along forces add to the Hessian at nodes ``(m, p + 1, d)`` of elements."""
-        return _symmetric(self._frame(z)[2](forces)) / self.num_parts
-
-    def _frame(self, z: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Callable[[list[Tensor]], Tensor]]:
+    def frame(self, z: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Callable[[list[Tensor]], Tensor]]:
         """The distinct maps of the embedding, their Jacobians, and a function for the Hessians of their products with forces."""
         if self.isometric:
             frame = Frame.of(self.metric, z)
@@ -114,6 +110,10 @@ class ElementEnergy:
 
         values, tangents = self.metric.frame(z, origin=origin)
         return values, tangents, lambda forces: constant_hessian(lambda x: pairing(x, forces), z)
+
+    def symmetric(self, hessians: Tensor) -> Tensor:
+        """What second derivatives along the forces add to the Hessian of the energy."""
+        return (hessians + hessians.mT) / self.num_parts
 
     def parts(self, z: Tensor, origin: Tensor) -> tuple[Tensor, ...]:
         """The distinct maps of the embedding at ``z``; `origin` only matters to pairs."""
@@ -151,15 +151,10 @@ def expand_locally(
     return Local(energy, gradient, gauss, gradient.new_zeros(*gradient.shape, shape[1])), forces
 
 
-def _symmetric(blocks: Tensor) -> Tensor:
-    return blocks + blocks.mT
-
-
 def assemble(energy: Tensor, gradient: Tensor, gauss: Tensor, curvature: Tensor) -> Expansion:
     """Adds up what elements ``(B, K, ...)`` share. The last node is held: it has an equation of its own."""
     B, K, _, d = gradient.shape
-    whole = torch.cat([gradient[:, :, :-1].flatten(1, 2), gradient[:, -1:, -1]], 1)
-    whole[:, DEGREE:-1:DEGREE] += gradient[:, :-1, -1]
+    whole = join(gradient)
     diagonal = gauss[:, :, 1:, :, 1:].clone()
     diagonal[:, :-1, -1, :, -1] += gauss[:, 1:, 0, :, 0]
     upper = torch.zeros_like(diagonal[:, 1:])
@@ -187,7 +182,14 @@ def assemble(energy: Tensor, gradient: Tensor, gauss: Tensor, curvature: Tensor)
 
 def split(nodes: Float[Tensor, "B n d"]) -> Float[Tensor, "B K p d"]:
     """The nodes of each element, first and last included."""
-    return nodes.unfold(1, _NODES, DEGREE).mT
+    return nodes.unfold(1, NODES, DEGREE).mT
+
+
+def join(values: Float[Tensor, "B K p x"]) -> Float[Tensor, "B n x"]:
+    """The sums, at every node of a curve, over the elements it belongs to."""
+    whole = torch.cat([values[:, :, :-1].flatten(1, 2), values[:, -1:, -1]], 1)
+    whole[:, DEGREE:-1:DEGREE] += values[:, :-1, -1]
+    return whole
 
 
 def stiffness(times: Tensor) -> Tensor:
@@ -214,7 +216,7 @@ def _table(name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
     x = np.concatenate([[-1.0], np.sort(basis.deriv().roots().real), [1.0]])
     weights = 2 / (DEGREE * (DEGREE + 1) * basis(x) ** 2)
     coefficients = np.linalg.inv(legendre.legvander(x, DEGREE))
-    slopes = np.stack([legendre.Legendre.basis(k).deriv()(x) for k in range(_NODES)], 1) @ coefficients
+    slopes = np.stack([legendre.Legendre.basis(k).deriv()(x) for k in range(NODES)], 1) @ coefficients
     tables = {
         "points": 0.5 * (1 + x),
         "weights": 0.5 * weights,

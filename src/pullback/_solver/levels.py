@@ -38,9 +38,10 @@ class Paths:
     graded: Tensor  # whether the nodes are placed at will, not at equal times
     settled: Tensor  # whether the last level was solved to its tolerance
     pull: Tensor  # Euclidean energy mixed in on the next level, as a share of the energy
+    bend: Tensor  # (B, m, d, d): curvature of the energy along the path, at `m` times; none where elements are not used
 
     @classmethod
-    def start(cls, nodes: Tensor) -> Paths:
+    def start(cls, nodes: Tensor, num_bends: int = 0) -> Paths:
         index = torch.arange(nodes.shape[0], device=nodes.device)
         unknown = torch.full((nodes.shape[0],), torch.nan, dtype=nodes.dtype, device=nodes.device)
         return cls(
@@ -60,6 +61,7 @@ class Paths:
             graded=torch.zeros_like(index, dtype=torch.bool),
             settled=torch.zeros_like(index, dtype=torch.bool),
             pull=torch.zeros_like(unknown),
+            bend=nodes.new_zeros(len(nodes), num_bends, nodes.shape[-1], nodes.shape[-1]),
         )
 
 

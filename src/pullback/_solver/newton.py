@@ -15,6 +15,8 @@ from pullback._solver.tridiagonal import solve_tridiagonal
 
 _LEAST_DAMPING = 1e-8  # keeps directions the decoder ignores solvable, and slows no other
 _TRIED = 8  # steps after which the pace of the energy itself may end a descent
+_DOUBT = 0.2
+_HELD_TAIL = 0.03  # decrease to come after a first step with a guessed curvature, over the one predicted
 _PATIENCE = 6  # rejected steps in a row after which a curve is called stalled; the damping has then grown by 2^27
 
 
@@ -39,6 +41,7 @@ class Descent:
     energy: Tensor
     damping: Tensor
     pull: Tensor  # weight of the Euclidean energy
+    held: Tensor  # (B, n, k, k): guess of the curvature, used where the expansion has none of its own
     rtol: Tensor  # share of the energy that may be left to gain
     growth: Tensor  # factor by which the next rejection raises the damping
     predicted: Tensor  # decrease predicted for the last accepted step
@@ -51,7 +54,7 @@ class Descent:
     num_steps: Tensor
 
     @classmethod
-    def start(cls, nodes: Tensor, times: Tensor, damping: Tensor, pull: Tensor, rtol: Tensor) -> Descent:
+    def start(cls, nodes: Tensor, times: Tensor, damping: Tensor, pull: Tensor, held: Tensor, rtol: Tensor) -> Descent:
         batch = torch.arange(nodes.shape[0], device=nodes.device)
         off = torch.zeros_like(batch, dtype=torch.bool)
         full = torch.full_like
@@ -62,6 +65,7 @@ class Descent:
             energy=full(damping, torch.nan),
             damping=damping.clone(),
             pull=pull,
+            held=held,
             rtol=rtol,
             growth=full(damping, 4.0),
             predicted=full(damping, torch.inf),
@@ -102,13 +106,18 @@ class Minimizer:
         rtol: Tensor | None = None,
         pull: Tensor | None = None,
         times: Tensor | None = None,
+        held: Tensor | None = None,
     ) -> Descent:
-        """Descends from ``nodes``; returns all curves in their order, each with a `Status`. `rtol` is for each its own."""
+        """Descends from ``nodes``; returns all curves in their order, each with a `Status`. `rtol` is for each its own.
+
+        `held` is a guess of what the exact Hessian adds to the diagonal blocks, from which Gauss-Newton steps profit.
+        """
         pull = torch.zeros_like(damping) if pull is None else pull
         rtol = torch.full_like(damping, self.rtol) if rtol is None else rtol
         times = equal_times(nodes) if times is None else times
-        result = Descent.start(nodes, times, damping, pull, rtol)
-        model = objective.expand(nodes, result.exact, result.times, result.pull)
+        model = objective.expand(nodes, torch.zeros_like(damping, dtype=torch.bool), times, pull)
+        held = model.curvature if held is None else held
+        result = Descent.start(nodes, times, damping, pull, held, rtol)
         result.energy = model.energy.clone()
         curves = take(result, result.index)
         curves, model = _retire(result, curves, model, ~torch.isfinite(model.energy), Status.NOT_FINITE)
@@ -146,13 +155,23 @@ class Minimizer:
         rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
         near = ~first & positive & ~curves.barred & objective.curved & (rate > self.exact_above)
         near &= predicted < self.exact_below * model.energy
-        tail = torch.where(first, 1.0, rate / (1 - rate).clamp_min(0.1))  # of a geometric series
+        tail = torch.where(
+            first, torch.where(_guessed(curves), _HELD_TAIL, 1.0), rate / (1 - rate).clamp_min(0.1)
+        )  # of a geometric series
         left = predicted * torch.where(_newton(curves), torch.minimum(tail, 10 * predicted / model.energy), tail)
         last = positive & (curves.damping <= 1.0) & (left <= curves.rtol * model.energy)
         ahead = self._look(objective, curves, model, trial, near, last)
         noise = 64 * torch.finfo(trial.dtype).eps * model.energy
         flat = positive & (predicted <= noise)
         gain = (model.energy - ahead.energy) / predicted
+        doubtful = last & first & _guessed(curves) & ((gain - 1).abs() > _DOUBT)
+        if doubtful.any():
+            last = last & ~doubtful
+            put(
+                ahead,
+                doubtful,
+                objective.expand(trial[doubtful], near[doubtful], curves.times[doubtful], curves.pull[doubtful]),
+            )
         accepted = positive & torch.where(flat, ahead.energy <= model.energy + noise, gain > 1e-3)
 
         # steps cut short where the decoder ends look like the last ones of a descent
@@ -165,7 +184,7 @@ class Minimizer:
             flat, 0.0, torch.where(last, left, torch.where(slow, 10 * curves.progress, 10 * predicted))
         )
         curves.left = torch.where(accepted | flat, to_come, curves.left)
-        curves = _moved(curves, trial, ahead.energy, accepted, predicted, near)
+        curves = _moved(curves, trial, ahead, accepted, predicted, near)
         _adapt(curves, accepted, gain)
         model = merge(accepted, ahead, model)
         stalled = (curves.growth > 4.0 * 2**_PATIENCE) & ~converged
@@ -180,6 +199,11 @@ def _newton(curves: Descent) -> Tensor:
     return curves.exact & ~curves.barred & (curves.damping <= 1e-3)
 
 
+def _guessed(curves: Descent) -> Tensor:
+    """Which curves take steps with a guessed curvature."""
+    return (curves.held != 0).flatten(1).any(-1)
+
+
 def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
     """The damped step, the decrease the model predicts for it, and whether the damped Hessian is positive definite.
 
@@ -191,14 +215,15 @@ def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
     damped = curves.damping[:, None, None] * scale
     hessian = model.diagonal + torch.diag_embed(damped)
     exact = curves.exact & ~curves.barred
-    full = hessian + torch.where(exact[:, None, None, None], model.curvature, 0.0)
+    full = hessian + torch.where(exact[:, None, None, None], model.curvature, curves.held)
     step, positive = solve_tridiagonal(full, model.upper, -model.gradient)
-    saddle = exact & ~positive
+    saddle = ~positive
     if saddle.any():
         step[saddle], positive[saddle] = solve_tridiagonal(
             hessian[saddle], model.upper[saddle], -model.gradient[saddle]
         )
-        curves.barred |= saddle
+        curves.barred |= saddle & exact
+        curves.held = torch.where(saddle[:, None, None, None], 0.0, curves.held)
     predicted = 0.5 * (damped * step * step - model.gradient * step).sum((1, 2))
     positive = positive & torch.isfinite(predicted)
     step = torch.where(positive[:, None, None], step, 0.0).flatten(1)
@@ -206,13 +231,14 @@ def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _moved(
-    curves: Descent, trial: Tensor, energy: Tensor, accepted: Tensor, predicted: Tensor, near: Tensor
+    curves: Descent, trial: Tensor, ahead: Expansion, accepted: Tensor, predicted: Tensor, near: Tensor
 ) -> Descent:
     """The curves after their step, where it was accepted."""
     return replace(
         curves,
+        held=torch.where((accepted & near)[:, None, None, None], ahead.curvature, curves.held),
         nodes=torch.where(accepted[:, None, None], trial, curves.nodes),
-        energy=torch.where(accepted, energy, curves.energy),
+        energy=torch.where(accepted, ahead.energy, curves.energy),
         predicted=torch.where(accepted, predicted, curves.predicted),
         exact=torch.where(accepted, near, curves.exact),
         num_steps=curves.num_steps + 1,

@@ -15,13 +15,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.polynomial import legendre
 from scipy import interpolate
 from torch import Tensor
 
 from pullback._solver.discrete import DiscreteEnergy, Expansion
-from pullback._solver.elements import DEGREE, ElementEnergy, assemble, expand_locally, split, stiffness, table
+from pullback._solver.elements import DEGREE, ElementEnergy, assemble, expand_locally, join, split, stiffness, table
 from pullback._solver.levels import Measurement
-from pullback._solver.rows import concatenate
+from pullback._solver.rows import concatenate, take
+
+INNER = DEGREE - 1  # inner nodes of an element
+EXACT = (1e-2, 0.4)  # predicted decrease and rate between which Newton's own steps are taken
+_DOUBLE = torch.empty((), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -57,33 +62,73 @@ class SpectralEnergy:
         return squares.shape[1] * (squares @ weights).sum(-1), (squares.clamp_min(0).sqrt() @ weights).sum(-1)
 
     def expand(self, nodes: Tensor, exact: Tensor, times: Tensor, pull: Tensor) -> Expansion:
-        size = self.discrete.chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
-        chunks = zip(nodes.split(size), exact.split(size), strict=True)
-        return concatenate([self._expand(*chunk) for chunk in chunks])
-
-    def _expand(self, nodes: Tensor, exact: Tensor) -> Expansion:
-        self.discrete.work.add(nodes.shape[0] * nodes.shape[1] * (1 + nodes.shape[-1]))
-        B, K = nodes.shape[0], nodes.shape[1] // DEGREE
-        times = torch.full((B, K), 1 / K, dtype=nodes.dtype, device=nodes.device)
-        values, tangents = self.discrete.frame(nodes)
-        images = [split(x).flatten(0, 1) for x in values]
-        pushed = [
-            split(J.permute(1, 2, 0, 3).flatten(2)).unflatten(-1, (J.shape[0], -1)).flatten(0, 1) for J in tangents
+        if not exact.any():
+            return self._expand_all(nodes, False)
+        parts = [
+            self._expand_all(nodes[rows], curved) for rows, curved in ((~exact, False), (exact, True)) if rows.any()
         ]
+        order = torch.argsort(exact.int(), stable=True)
+        return take(concatenate(parts), torch.argsort(order))
+
+    def _expand_all(self, nodes: Tensor, exact: bool) -> Expansion:
+        size = self.discrete.chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
+        return concatenate([self._expand(chunk, exact) for chunk in nodes.split(size)])
+
+    def _expand(self, nodes: Tensor, exact: bool) -> Expansion:
+        B, K = nodes.shape[0], nodes.shape[1] // DEGREE
+        num_points = nodes.shape[:2].numel() * (1 + nodes.shape[-1])
+        self.discrete.work.add(4 * num_points if exact else num_points)
+        times = torch.full((B, K), 1 / K, dtype=nodes.dtype, device=nodes.device)
+        values, tangents, hessians = self.elements.frame(nodes) if exact else (*self.discrete.frame(nodes), None)
+        images = [split(x).flatten(0, 1) for x in values]
+        pushed = [split(J.permute(1, 2, 0, 3).flatten(2)).unflatten(-1, (len(J), -1)).flatten(0, 1) for J in tangents]
         local, forces = expand_locally(images, pushed, stiffness(times).flatten(0, 1))
-        parts = {name: x.unflatten(0, (B, K)) for name, x in vars(local).items()}
-        if exact.any():
-            parts["curvature"][exact] = self._curvature(nodes[exact], [f.unflatten(0, (B, K))[exact] for f in forces])
-        model = assemble(**parts)
+        if hessians is not None:
+            whole = hessians([join(f.unflatten(0, (B, K))) for f in forces])
+            local.curvature = _once(self.elements.symmetric(whole)).flatten(0, 1)
+        model = assemble(**{name: x.unflatten(0, (B, K)) for name, x in vars(local).items()})
         gradient = model.gradient[:, 1:].clone()
         gradient[:, -1] = 0
         return Expansion(model.energy, gradient.reshape(B, K, -1), model.diagonal, model.upper, model.curvature)
 
-    def _curvature(self, nodes: Tensor, forces: list[Tensor]) -> Tensor:
-        z = split(nodes)
-        self.discrete.work.add(3 * z.shape[:3].numel() * (1 + z.shape[-1]))
-        blocks = self.elements.curvature(z.flatten(0, 1), [f.flatten(0, 1) for f in forces])
-        return blocks.unflatten(0, z.shape[:2])
+    def bends(self, nodes: Tensor) -> Tensor:
+        """What the Gauss-Newton matrix lacks, along curves of one element: a density at its inner nodes, ``(B, p - 1, d, d)``."""
+        size = self.discrete.chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
+        return torch.cat([self._bends(chunk) for chunk in nodes.split(size)])
+
+    def _bends(self, nodes: Tensor) -> Tensor:
+        self.discrete.work.add(nodes.shape[:2].numel() * 3 * (1 + nodes.shape[-1]))
+        values, _, hessians = self.elements.frame(nodes)
+        forces = [2 * table("stiffness", nodes) @ (x - x[:, :1]) for x in reversed(values)]
+        whole = self.elements.symmetric(hessians(forces))
+        return whole[:, 1:-1] / table("weights", nodes)[1:-1, None, None]
+
+
+def _once(values: Tensor) -> Tensor:
+    """Values at the nodes of curves, at the nodes of their elements: nought at the first of each."""
+    parts = values[:, 1:].unflatten(1, (-1, DEGREE))
+    return torch.cat([torch.zeros_like(parts[:, :, :1]), parts], 2)
+
+
+def held(bends: Tensor, num_elements: int) -> Tensor:
+    """The blocks that the curvature, known at the inner nodes of one element, adds to the Hessian of several."""
+    B, _, d, _ = bends.shape
+    values = torch.einsum("nm,bmij->bnij", _extension(num_elements, bends.dtype, bends.device), bends)
+    blocks = bends.new_zeros(B, num_elements, DEGREE, d, DEGREE, d)
+    blocks.diagonal(0, 2, 4).copy_(values.unflatten(1, (num_elements, DEGREE)).movedim(2, -1))
+    return blocks.reshape(B, num_elements, DEGREE * d, DEGREE * d)
+
+
+@functools.lru_cache(maxsize=64)
+def _extension(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """From inner nodes of one element to all nodes of several but the first, times their weights; 0 at the last."""
+    weights = np.tile(table("weights", _DOUBLE).numpy()[1:] / num_elements, num_elements)
+    weights[DEGREE - 1 :: DEGREE] *= 2
+    weights[-1] = 0
+    inner = legendre.legvander(2 * _times(1)[1:-1] - 1, DEGREE - 2)
+    matrix = legendre.legvander(2 * _times(num_elements)[1:] - 1, DEGREE - 2) @ np.linalg.inv(inner)
+    with torch.inference_mode(False):
+        return torch.as_tensor(weights[:, None] * matrix, dtype=dtype, device=device)
 
 
 def measure(energy: SpectralEnergy, nodes: Tensor, solved: Tensor) -> tuple[Measurement, Tensor]:
@@ -112,8 +157,13 @@ def placed(nodes: Tensor, num_segments: int) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _placement(num_segments: int, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    points = table("points", torch.empty((), dtype=torch.float64)).numpy()
-    t = np.append((np.arange(num_elements)[:, None] + points[:-1]).ravel() / num_elements, 1.0)
-    weights = interpolate.CubicSpline(np.linspace(0, 1, num_segments + 1), np.eye(num_segments + 1))(t)
+    splines = interpolate.CubicSpline(np.linspace(0, 1, num_segments + 1), np.eye(num_segments + 1))
+    weights = splines(_times(num_elements))
     with torch.inference_mode(False):
         return torch.as_tensor(weights, dtype=dtype, device=device)
+
+
+def _times(num_elements: int) -> np.ndarray:
+    """The times of the nodes of elements that last equally long."""
+    points = table("points", _DOUBLE).numpy()
+    return np.append((np.arange(num_elements)[:, None] + points[:-1]).ravel() / num_elements, 1.0)
