@@ -139,9 +139,7 @@ class Minimizer:
             return objective.expand(trial, near, curves.times, curves.pull)
         ahead = take(model, torch.arange(last.numel(), device=last.device))
         ahead.energy[last] = objective.energy(trial[last], curves.times[last], curves.pull[last])
-        rest = (~last).nonzero()[:, 0]
-        if rest.numel():
-            put(ahead, rest, objective.expand(trial[rest], near[rest], curves.times[rest], curves.pull[rest]))
+        _expand_some(objective, ahead, curves, trial, near, ~last)
         return ahead
 
     def _step(
@@ -151,27 +149,21 @@ class Minimizer:
         step, predicted, positive = _solve(curves, model)
         trial = curves.nodes.clone()
         trial[:, 1:-1] += step
-        first = curves.predicted.isinf()
+        first, guessed = curves.predicted.isinf(), (curves.held != 0).flatten(1).any(-1)
         rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
         near = ~first & positive & ~curves.barred & objective.curved & (rate > self.exact_above)
         near &= predicted < self.exact_below * model.energy
-        tail = torch.where(
-            first, torch.where(_guessed(curves), _HELD_TAIL, 1.0), rate / (1 - rate).clamp_min(0.1)
-        )  # of a geometric series
+        start = torch.where(guessed, _HELD_TAIL, 1.0)
+        tail = torch.where(first, start, rate / (1 - rate).clamp_min(0.1))  # of a geometric series
         left = predicted * torch.where(_newton(curves), torch.minimum(tail, 10 * predicted / model.energy), tail)
         last = positive & (curves.damping <= 1.0) & (left <= curves.rtol * model.energy)
         ahead = self._look(objective, curves, model, trial, near, last)
         noise = 64 * torch.finfo(trial.dtype).eps * model.energy
         flat = positive & (predicted <= noise)
         gain = (model.energy - ahead.energy) / predicted
-        doubtful = last & first & _guessed(curves) & ((gain - 1).abs() > _DOUBT)
-        if doubtful.any():
-            last = last & ~doubtful
-            put(
-                ahead,
-                doubtful,
-                objective.expand(trial[doubtful], near[doubtful], curves.times[doubtful], curves.pull[doubtful]),
-            )
+        doubtful = last & first & guessed & ((gain - 1).abs() > _DOUBT)
+        _expand_some(objective, ahead, curves, trial, near, doubtful)
+        last = last & ~doubtful
         accepted = positive & torch.where(flat, ahead.energy <= model.energy + noise, gain > 1e-3)
 
         # steps cut short where the decoder ends look like the last ones of a descent
@@ -199,9 +191,13 @@ def _newton(curves: Descent) -> Tensor:
     return curves.exact & ~curves.barred & (curves.damping <= 1e-3)
 
 
-def _guessed(curves: Descent) -> Tensor:
-    """Which curves take steps with a guessed curvature."""
-    return (curves.held != 0).flatten(1).any(-1)
+def _expand_some(
+    objective: Objective, ahead: Expansion, curves: Descent, trial: Tensor, near: Tensor, rows: Tensor
+) -> None:
+    """Writes the expansions of some trials."""
+    rows = rows.nonzero()[:, 0]
+    if rows.numel():
+        put(ahead, rows, objective.expand(trial[rows], near[rows], curves.times[rows], curves.pull[rows]))
 
 
 def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
