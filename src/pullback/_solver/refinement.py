@@ -50,6 +50,7 @@ _PULL = 1e-2  # Euclidean energy mixed in there, as a share of the energy of the
 _GRADED_PULL = 3e-3  # the same for graded paths, at first
 _RELAXATION = 6.0  # by which it falls from solve to solve
 _RELAXED_SEGMENTS = 32  # a level on which it may fall without more segments
+_LOOSE = 1e-4  # errors aimed at from which on the curvature of elements is not worth its price
 _CLOSE = 0.1  # if finer chords see at most so much more
 
 
@@ -139,7 +140,7 @@ class Refinement:
         error = spectral_error(paths, descent, found, worse, change)
         new = chosen(paths, descent, found, worse, error, spectral.evened(descent.nodes))
         done = self._judge(new, paths, descent, worse, aim, last)
-        if level == DEGREE and not done.all():
+        if level == DEGREE and aim < _LOOSE and not done.all():
             new.bend[~done] = energy.bends(descent.nodes[~done])
         routes = {(_ELEMENTS, 2 * level): ~worse, (_CHORDS, 2 * level): worse}
         return take(new, done), self._routed(new, done, routes)
