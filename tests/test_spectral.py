@@ -195,3 +195,19 @@ def test_kinks_fall_back_on_chords():
     chords = pb.geodesic(metric, a, b, solver=pb.GaussNewton(min_segments=4))
     assert elements.converged.all()
     assert (elements.length <= chords.length * (1 + elements.error + chords.error)).sum() >= 15
+
+
+def test_a_hole_in_a_wide_decoder():
+    """Where a decoder returns NaN in a region: no exception, and paths that are called converged go around it."""
+    model = network(COPIES)
+
+    def hole(z: Tensor) -> Tensor:
+        return (z[..., 0] > 0.3) & (z[..., 0] < 0.5) & (z[..., 1] < 0.4)
+
+    metric = pb.FisherRaoMetric(lambda z: Bernoulli(logits=torch.where(hole(z)[..., None], torch.nan, model(z))))
+    a, b = torch.randn(2, 24, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    found = pb.geodesic(metric, a, b)
+    inside = hole(found.curve(torch.linspace(0, 1, 2001, dtype=DOUBLE))).any(-1)
+    assert 0 < found.converged.sum() < 24
+    assert not (inside & found.converged).any()
+    assert found.error[~found.converged].isnan().all()

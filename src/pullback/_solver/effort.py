@@ -51,18 +51,21 @@ class Effort:
     @property
     def base(self) -> float:
         """The error aimed at within the budget."""
-        if self.rtol is not None or not self.wide:
-            return self.rtol or _RTOL
-        return _WIDE_RTOL * min(1.0, self.width / _WIDEST)
+        return self.usual if self.rtol is None else self.rtol
+
+    @property
+    def usual(self) -> float:
+        """The error aimed at by default."""
+        return _WIDE_RTOL * min(1.0, self.width / _WIDEST) if self.wide else _RTOL
 
     @property
     def least(self) -> float:
-        """The share of the energy that a level may leave at least."""
-        return self.base if self.rtol or self.base == _RTOL else self.base / 2
+        """To what share of the energy minima are solved; wide decoders have rough valleys, in which more is left than it seems."""
+        return self.base / 2 if self.wide and self.base >= self.usual else self.base
 
     def aim(self, nodes: Tensor) -> float:
-        """The error at which refinement ends: more than usual where the next level would decode too many numbers."""
-        cost = 2 * nodes.shape[1] * self.width / self.budget
+        """The error at which refinement ends: more than usual where a level decodes too many numbers."""
+        cost = nodes.shape[1] * self.width / self.budget
         return self.base if self.rtol is not None or cost <= 1 else max(self.base, min(_WIDE_RTOL * cost, self.accept))
 
     def first(self, level: int) -> bool:

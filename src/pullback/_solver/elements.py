@@ -62,7 +62,7 @@ class ElementEnergy:
     @classmethod
     def of(cls, discrete: DiscreteEnergy, nodes: Tensor) -> ElementEnergy:
         """The same metric on elements; it must have an embedding."""
-        info = coordinates(discrete.metric, nodes[0, :1]) if discrete.num_parts == 1 else None
+        info = coordinates(discrete.metric, nodes[:1, 0]) if discrete.num_parts == 1 else None
         isometric = info is not None and separable(info)
         return cls(discrete.metric, discrete.num_parts, discrete.num_features, isometric)
 

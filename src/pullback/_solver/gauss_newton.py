@@ -62,4 +62,4 @@ class GaussNewton(Solver):
         effort = Effort(
             self.rtol, self.accept, self.budget, self.max_steps, self.min_segments, self.max_segments
         ).suited(discrete, nodes)
-        return Refinement(discrete, effort).run(nodes)
+        return Refinement.of(discrete, effort, nodes).run(nodes)

@@ -48,7 +48,7 @@ _FIRST_RTOL = 1e-3  # to which the coarsest level is solved
 _SHARE = 1e-2  # to which other levels are solved, as a share of the error of the last: each has a sixteenth of it
 _PULL = 1e-2  # Euclidean energy mixed in there, as a share of the energy of the path
 _GRADED_PULL = 3e-3  # the same for graded paths, at first
-_RELAXATION = 6.0  # by which it falls from solve to solve
+_RELAXATION = 3.0  # by which it falls from solve to solve
 _RELAXED_SEGMENTS = 32  # a level on which it may fall without more segments
 _LOOSE = 1e-4  # errors aimed at from which on the curvature of elements is not worth its price
 _CLOSE = 0.1  # if finer chords see at most so much more
@@ -60,6 +60,12 @@ class Refinement:
 
     discrete: DiscreteEnergy
     effort: Effort
+    elements: spectral.SpectralEnergy | None  # where they are worth their while
+
+    @classmethod
+    def of(cls, discrete: DiscreteEnergy, effort: Effort, nodes: Tensor) -> Refinement:
+        """The descent of curves that start from ``nodes``."""
+        return cls(discrete, effort, spectral.SpectralEnergy.of(discrete, nodes) if effort.spectral else None)
 
     def run(self, nodes: Tensor) -> Solution:
         """Takes each curve from level to level until it is finished."""
@@ -82,10 +88,11 @@ class Refinement:
         chords = self.discrete.chords(start, num_segments // self.effort.min_segments)
         energies = torch.stack([total_energy(c) for c in chords])
         paths.energy, paths.length = energies[-1], chords[-1].clamp_min(0).sqrt().sum(-1)
-        ends = self.discrete.chords(nodes[:, [0, -1]])[0][:, 0]
         finite = torch.isfinite(paths.energy)
-        paths.status[~finite] = Status.NOT_FINITE
-        paths.status[~torch.isfinite(ends)] = Status.BAD_END_POINT
+        if not finite.all():
+            ends = self.discrete.chords(nodes[:, [0, -1]])[0][:, 0]
+            paths.status[~finite] = Status.NOT_FINITE
+            paths.status[~torch.isfinite(ends)] = Status.BAD_END_POINT
         point = finite & (nodes[:, 0] == nodes[:, -1]).all(-1)  # the shortest way from a point to itself is to stay
         _stay(paths, point)
         finite = finite & ~point
@@ -115,7 +122,7 @@ class Refinement:
         new = chosen(paths, descent, found, worse, error, descent.nodes)
         done = self._judge(new, paths, descent, worse, aim, last) | self._given_up(new, paths, descent, worse)
         close = ~worse & (found.energy <= (1 + _CLOSE) * descent.energy)
-        again = self._relax(new, paths, strays, blind, first, aim) & close & (level >= _RELAXED_SEGMENTS)
+        again = self._relax(new, paths, strays, blind, first) & close & (level >= _RELAXED_SEGMENTS)
         walled = blind & (level >= self.effort.blind_segments) & ~paths.returned
         plain = ~worse & ~again & ~new.graded & ~paths.returned
         fit = found.asymptotic & plain & self.effort.spectral
@@ -131,7 +138,8 @@ class Refinement:
         """The same in elements; back to chords where the decoder is not smooth enough for them."""
         level = paths.nodes.shape[1] - 1
         aim, last = self.effort.aim(paths.nodes), self.effort.last(level)
-        energy = spectral.SpectralEnergy.of(self.discrete, paths.nodes)
+        energy = self.elements
+        assert energy is not None
         minimizer = Minimizer(self.effort.least, self.effort.steps(level), *spectral.EXACT)
         held = spectral.held(paths.bend, level // DEGREE)
         descent = minimizer.run(energy, paths.nodes, paths.damping, rtol=self._enough(paths), held=held)
@@ -162,9 +170,9 @@ class Refinement:
         candidates = ~paths.graded & ~paths.returned & self.effort.wide
         return candidates & (blind | uneven(descent.nodes))
 
-    def _relax(self, new: Paths, old: Paths, strays: Tensor, blind: Tensor, first: bool, aim: float) -> Tensor:
+    def _relax(self, new: Paths, old: Paths, strays: Tensor, blind: Tensor, first: bool) -> Tensor:
         """Lets the pull on graded paths fall, unless they hop over what they do not see; says on which it did."""
-        floor = torch.full_like(old.pull, aim / (2 * BIAS))
+        floor = torch.full_like(old.pull, self.effort.base / (2 * BIAS))
         start = torch.where(blind | first, _GRADED_PULL, floor)
         relaxed = torch.where(blind, old.pull, torch.fmin(torch.fmax(old.pull / _RELAXATION, floor), old.pull))
         new.pull = torch.where(old.graded, relaxed, torch.where(strays, start, 0.0))

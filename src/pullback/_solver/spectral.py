@@ -2,7 +2,7 @@ r"""Curves in elements of equal duration: few nodes for smooth decoders.
 
 The energy of chords has order two in the number of segments, that of elements of degree p the order 2p (`pullback._solver.elements`).
 Where a decoder is smooth on the scale of an element, 16 or 32 nodes then give five digits for which chords need hundreds. The curve
-that was found is measured on elements half as long, at twice as many points: what that changes is the error of the energy, and twice
+that was found is measured on elements half as long, or a quarter where they are few, at points it was not solved on: what that changes is the error of the energy, and twice
 as much bounds what a minimum of the approximate energy has above the true minimum,
 
 .. math:: E(z_h) - E(z) \le |E - E_h|(z_h) + |E - E_h|(z) .
@@ -25,6 +25,7 @@ from pullback._solver.levels import Measurement
 from pullback._solver.rows import concatenate, take
 
 INNER = DEGREE - 1  # inner nodes of an element
+_LOOKS = 64  # points at which a curve is looked at, at least, unless it has but one element
 EXACT = (1e-2, 0.4)  # predicted decrease and rate between which Newton's own steps are taken
 _DOUBLE = torch.empty((), dtype=torch.float64)
 
@@ -132,8 +133,11 @@ def _extension(num_elements: int, dtype: torch.dtype, device: torch.device) -> T
 
 
 def measure(energy: SpectralEnergy, nodes: Tensor, solved: Tensor) -> tuple[Measurement, Tensor]:
-    """Measures curves on elements half as long; also by how much that differs from the energy they were `solved` with."""
-    found, length = energy.measured(_by_element("halves", nodes))
+    """Measures curves on shorter elements; also by how much that differs from the energy they were `solved` with."""
+    fine = _by_element("halves", nodes)
+    while fine.shape[1] <= _LOOKS // 2:
+        fine = _by_element("halves", fine)
+    found, length = energy.measured(fine)
     change = (found - solved).abs() / found.clamp_min(torch.finfo(found.dtype).tiny)
     return Measurement(found, length, torch.zeros_like(found), length, torch.isfinite(change)), change
 
