@@ -81,20 +81,22 @@ def certify(metric: Metric, geodesic: Geodesic) -> Certificate:
     """
     points, batch = geodesic.curve.points.detach(), geodesic.length.shape
     paths, levels = points.reshape(-1, *points.shape[-2:]), geodesic.num_segments.reshape(-1)
+    cornered = geodesic.curve.cornered
+    curves = CubicSpline(paths, None if cornered is None else cornered.reshape(-1))
     lower, upper = torch.zeros_like(paths[:, 0, 0]), torch.full_like(paths[:, 0, 0], torch.inf)
     strict = torch.zeros_like(levels, dtype=torch.bool)
     known = torch.isfinite(geodesic.energy.reshape(-1)).nonzero()[:, 0]
     size = max(1, _MAX_NODES // max(paths.shape[1], _MEASURED_ON))
     with torch.no_grad(), unvalidated():
         for index in known.split(size) if len(known) else ():
-            lower[index], upper[index] = _lower(metric, paths[index]), _upper(metric, paths[index])
+            lower[index], upper[index] = _lower(metric, paths[index]), _upper(metric, curves[index])
             strict[index] = _strict(metric, paths[index], levels[index])
     return Certificate(lower.reshape(batch), upper.reshape(batch), geodesic.error, strict.reshape(batch))
 
 
-def _upper(metric: Metric, paths: Tensor) -> Tensor:
-    """Length of the splines through ``paths``, rounded up: chords of a Euclidean embedding are too short, others too long."""
-    curve, n = CubicSpline(paths), paths.shape[1] - 1
+def _upper(metric: Metric, curve: CubicSpline) -> Tensor:
+    """Length of the curves, rounded up: chords of a Euclidean embedding are too short, others too long."""
+    n = curve.num_pieces
     num_segments = 4 * n * -(-_MEASURED_ON // (4 * n))
     fine = length(metric, curve, num_segments=num_segments, extrapolate=True)
     coarse = length(metric, curve, num_segments=num_segments // 2, extrapolate=True)

@@ -17,7 +17,8 @@ from __future__ import annotations
 import abc
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from pullback._metric.base import Metric
 from pullback._metric.steps import safe_sqrt, squared_steps
-from pullback._typing import Float
+from pullback._typing import Bool, Float
 
 
 class Curve(abc.ABC):
@@ -108,7 +109,7 @@ class _Interpolant(Curve):
     def __getitem__(self, index: Any) -> Self:
         """The curves at an index of the batch."""
         index = index if isinstance(index, tuple) else (index,)
-        return type(self)(self.points[(*index, ..., slice(None), slice(None))])
+        return replace(self, points=self.points[(*index, ..., slice(None), slice(None))])
 
     def constant_speed(self, metric: Metric, *, num_points: int | None = None, num_segments: int | None = None) -> Self:
         r"""The same route at constant speed: a curve through points of this one that are equally spaced in arc length.
@@ -126,7 +127,7 @@ class _Interpolant(Curve):
             steps = safe_sqrt(squared_steps(metric, _nodes(self, num_segments, at_least=1024))[0])
             t = equal_spacing(steps, num_points)
         begin, inner, end = self.points[..., :1, :], self(t)[..., 1:-1, :], self.points[..., -1:, :]
-        return type(self)(torch.cat([begin, inner, end], dim=-2))
+        return replace(self, points=torch.cat([begin, inner, end], dim=-2))
 
     def _locate(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """The piece each t lies in, and where in it, 0 to 1."""
@@ -158,7 +159,12 @@ class CubicSpline(_Interpolant):
     With the second derivatives :math:`S''_i` at the knots (a constant matrix times the points) and :math:`h = 1/(n-1)`, the piece
     from knot i is :math:`(1-w)\,p_i + w\,p_{i+1} + \tfrac{h^2}{6}\left[((1-w)^3 - (1-w))\,S''_i + (w^3 - w)\,S''_{i+1}\right]`:
     exact at the knots in floating point (de Boor 1978, *A Practical Guide to Splines*, chapter IV).
+
+    Curves of a batch that are `cornered` keep straight pieces between their points instead, as in a `Polyline`: a spline
+    swings past the corners of a path that leans on walls, and into them.
     """
+
+    cornered: Bool[Tensor, "*batch"] | None = None  # None for none of them
 
     @classmethod
     def through(cls, points: Float[Tensor, "*batch m d"], *, num_knots: int | None = None) -> CubicSpline:
@@ -180,12 +186,26 @@ class CubicSpline(_Interpolant):
     def _value(self, i: Tensor, w: Tensor) -> Tensor:
         eye, bend, h, u, w = *self._matrices(), 1 / self.num_pieces, (1 - w)[..., None], w[..., None]
         bent = (u**3 - u) * bend[i] + (w**3 - w) * bend[i + 1]
-        return (u * eye[i] + w * eye[i + 1] + h**2 / 6 * bent) @ self.points
+        return self._unless_cornered(
+            (u * eye[i] + w * eye[i + 1] + h**2 / 6 * bent) @ self.points, Polyline._value, i, w[..., 0]
+        )
 
     def _slope(self, i: Tensor, w: Tensor) -> Tensor:
         eye, bend, h, u, w = *self._matrices(), 1 / self.num_pieces, (1 - w)[..., None], w[..., None]
         bent = (1 - 3 * u**2) * bend[i] + (3 * w**2 - 1) * bend[i + 1]
-        return ((eye[i + 1] - eye[i]) / h + h / 6 * bent) @ self.points
+        return self._unless_cornered(
+            ((eye[i + 1] - eye[i]) / h + h / 6 * bent) @ self.points, Polyline._slope, i, w[..., 0]
+        )
+
+    def __getitem__(self, index: Any) -> Self:
+        index = index if isinstance(index, tuple) else (index,)
+        points = self.points[(*index, ..., slice(None), slice(None))]
+        return replace(self, points=points, cornered=None if self.cornered is None else self.cornered[index])
+
+    def _unless_cornered(self, smooth: Tensor, straight: Callable[..., Tensor], i: Tensor, w: Tensor) -> Tensor:
+        if self.cornered is None:
+            return smooth
+        return torch.where(self.cornered[..., None, None], straight(Polyline(self.points), i, w), smooth)
 
     def _matrices(self) -> tuple[Tensor, Tensor]:
         return _knot_matrices(self.points.shape[-2], self.points.dtype, self.points.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from pullback._decoder import unvalidated
 from pullback._metric.base import Metric
 from pullback._metric.steps import squared_steps
 from pullback._solver.base import Solution, Solver, Status
+from pullback._solver.discrete import lerp_nodes
 from pullback._solver.gauss_newton import GaussNewton
 from pullback._solver.graph import Graph
 from pullback._solver.splines import refine
@@ -30,7 +31,7 @@ class Geodesic:
 
     **Attributes:**
 
-    - `curve`: the paths, callable on parameters in [0, 1] (a `CubicSpline`).
+    - `curve`: the paths, callable on parameters in [0, 1] (a `CubicSpline`, whose `cornered` ones run past sharp walls in straight pieces).
     - `energy`, `length`: of the paths; ``energy = length²`` on a geodesic up to `error`.
     - `error`: estimate of the relative error of `length` as a distance in its valley (resolution and extrapolation).
     - `codes`: one `Status` a curve; `status` has them as sentences, `converged` as truth values.
@@ -107,7 +108,10 @@ def geodesic(
     support = _known_support(metric) if support is None else support
     leaves = None if support is None else _leaves(support, best.nodes).reshape(batch)
     return Geodesic(
-        curve=CubicSpline(best.nodes.reshape(*batch, *best.nodes.shape[1:])),
+        curve=CubicSpline(
+            best.nodes.reshape(*batch, *best.nodes.shape[1:]),
+            None if best.cornered is None else best.cornered.reshape(batch),
+        ),
         energy=best.energy.reshape(batch),
         length=best.length.reshape(batch),
         error=best.error.reshape(batch),
@@ -204,15 +208,23 @@ def _best(solutions: list[Solution]) -> Solution:
     fallback = torch.stack([s.energy.nan_to_num(torch.inf) for s in solutions])
     rank = torch.where(rank.isinf().all(0), fallback, rank)
     chosen = rank.argmin(0)
+    solutions = [_refined(s, finest) for s in solutions]
     result = {}
     for f in fields(Solution):
         values = [getattr(s, f.name) for s in solutions]
-        if f.name == "nodes":
-            values = [refine(v, finest // (v.shape[1] - 1)) for v in values]
         result[f.name] = (
             sum(values) if isinstance(values[0], int) else torch.stack(values)[chosen, torch.arange(len(chosen))]
         )
     return Solution(**result)
+
+
+def _refined(solution: Solution, num_segments: int) -> Solution:
+    """The same curves on more nodes, with the `cornered` ones marked."""
+    factor = num_segments // (solution.nodes.shape[1] - 1)
+    smooth, off = refine(solution.nodes, factor), torch.zeros_like(solution.strict)
+    cornered = off if solution.cornered is None else solution.cornered
+    nodes = torch.where(cornered[:, None, None], lerp_nodes(solution.nodes, factor), smooth)
+    return replace(solution, nodes=nodes, cornered=cornered)
 
 
 def _known_support(metric: Metric) -> Support | None:

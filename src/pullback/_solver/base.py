@@ -66,6 +66,7 @@ class Solution:
     num_segments: Int[Tensor, " B"]
     num_calls: int
     num_decoded: int
+    cornered: Bool[Tensor, " B"] | None = None  # curves of straight pieces between their nodes; the others are splines
 
 
 class Solver(abc.ABC):

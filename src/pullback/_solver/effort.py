@@ -11,6 +11,8 @@ from pullback._solver.elements import DEGREE
 
 WALLED_SEGMENTS = 64  # pieces on the first level of the walled regime
 SUBSTEPS = 8  # chords a piece there
+_WALLED_CHORDS = 4096  # chords a path on its finest levels
+_GUIDED_WALLED = 256  # pieces on its first level for paths that start from more than a line, where decoding is cheap
 COARSE_STEPS = 15  # on all levels but the finest: a curve that takes longer is better off with more segments
 _FIRST_STEPS = 6  # on the coarsest level: what it does not finish the next one does, and the batch need not wait
 _COARSE_NODES = 2560  # steps times nodes on coarse levels where finer ones would cost much
@@ -83,6 +85,16 @@ class Effort:
         dear = self.wide and not self.spectral
         coarse = max(COARSE_STEPS, _COARSE_NODES // (level + 1)) if dear else COARSE_STEPS
         return min(_FIRST_STEPS if self.first(level) else coarse, self.max_steps)
+
+    @property
+    def walled_segments(self) -> int:
+        """Pieces with which the walled regime begins: fewer than a graph's path has would lose the corners it knows."""
+        guided = self.min_segments >= _GUIDED_SEGMENTS and not self.wide
+        return min(_GUIDED_WALLED, self.max_segments) if guided else WALLED_SEGMENTS
+
+    def substeps(self, level: int) -> int:
+        """Chords a piece in the walled regime."""
+        return max(2, min(SUBSTEPS, _WALLED_CHORDS // level))
 
     @property
     def blind_segments(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pullback._curve import Polyline, equal_spacing
 from pullback._solver.base import Solution, Status
 from pullback._solver.discrete import DiscreteEnergy, equal_times, lerp_nodes, total_energy
 from pullback._solver.grading import even, grade
@@ -15,7 +16,9 @@ from pullback._solver.splines import refine
 
 _FLATTEST, _STEEPEST = 3.0, 5.0  # ratios of errors at T and 2T segments that count as four
 _EVEN_FACTOR = 8  # nodes at equal times for each node of a graded path
-_STRAIGHT_NODES = 1024  # in which straight pieces are shown at least, so that a spline through them keeps to them
+_UNSTEADY = 1e-2  # what the energy of a path may have over the square of its length
+_EVEN_NODES = 1024  # in which it is else run through at constant speed
+_EUCLIDEAN_SHARE = 3e-3  # of the time of a path goes by its Euclidean length
 
 
 @dataclass
@@ -144,6 +147,38 @@ def prepare(discrete: DiscreteEnergy, paths: Paths, num_segments: int) -> Paths:
     return replace(paths, nodes=nodes, times=times)
 
 
+def spread(discrete: DiscreteEnergy, nodes: Tensor, num_segments: int) -> Tensor:
+    """The same path in more straight pieces, more of them where it is longer; all corners stay where they are.
+
+    Corners lie at kinks of the decoder, and nodes do not pass those downhill: only this evens out the speed.
+    """
+    if not len(nodes):
+        return nodes.new_empty(0, num_segments + 1, nodes.shape[2])
+    shares, spare = _shares(discrete, nodes), num_segments - (nodes.shape[1] - 1)
+    wanted = (num_segments * shares - 1).clamp_min(0)
+    ends = (spare * wanted.cumsum(-1) / wanted.sum(-1, keepdim=True).clamp_min(1e-9)).round().long()
+    ends = ends + torch.arange(1, ends.shape[1] + 1, device=ends.device)  # every piece is kept, and some are cut
+    ends[:, -1] = num_segments
+    begins = torch.nn.functional.pad(ends[:, :-1], (1, 0))
+    new = torch.arange(num_segments, device=ends.device).expand(len(ends), -1).contiguous()
+    piece = torch.searchsorted(ends, new, right=True)
+    begin, count = begins.gather(1, piece), (ends - begins).gather(1, piece)
+    inner = torch.lerp(_rows(nodes, piece), _rows(nodes, piece + 1), ((new - begin) / count)[..., None].to(nodes))
+    return torch.cat([inner, nodes[:, -1:]], 1)
+
+
+def _shares(discrete: DiscreteEnergy, nodes: Tensor, substeps: int = _EVEN_FACTOR) -> Tensor:
+    """Of the pieces in the length of a path, with a little of their Euclidean length, so that none is passed in no time."""
+    lengths = discrete.chords(lerp_nodes(nodes, substeps))[0].clamp_min(0).sqrt().unflatten(1, (-1, substeps)).sum(-1)
+    euclidean = nodes.diff(dim=1).norm(dim=-1)
+    length, extent = (x / x.sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny) for x in (lengths, euclidean))
+    return torch.lerp(length, extent, _EUCLIDEAN_SHARE)
+
+
+def _rows(nodes: Tensor, index: Tensor) -> Tensor:
+    return nodes.take_along_dim(index[..., None], 1)
+
+
 def join(groups: list[Paths]) -> Paths:
     """Curves that meet on a level, their best paths brought to the finest of their resolutions."""
     finest = max(group.best.shape[1] - 1 for group in groups)
@@ -157,14 +192,14 @@ def assemble(done: list[Paths], discrete: DiscreteEnergy) -> Solution:
     levels = [torch.full_like(paths.index, paths.nodes.shape[1] - 1) for paths in done]
     for paths in done:
         _even_out(discrete, paths)
-        if not paths.smooth[torch.isfinite(paths.energy)].all():
-            paths.best = resample(paths, max(_STRAIGHT_NODES, paths.best.shape[1] - 1))
+        _steady(discrete, paths)
         paths.nodes, paths.times = (
             paths.nodes[:, :1],
             paths.times[:, :0],
         )  # of as many resolutions as there are levels; the best paths are what counts
     order = torch.cat([paths.index for paths in done]).argsort()
     paths = take(join(done), order)
+    cornered = ~paths.smooth & torch.isfinite(paths.energy)
     return Solution(
         nodes=paths.best,
         energy=paths.energy,
@@ -176,6 +211,7 @@ def assemble(done: list[Paths], discrete: DiscreteEnergy) -> Solution:
         num_segments=torch.cat(levels)[order],
         num_calls=discrete.work.num_calls,
         num_decoded=discrete.work.num_decoded,
+        cornered=cornered if cornered.any() else None,
     )
 
 
@@ -185,6 +221,27 @@ def _even_out(discrete: DiscreteEnergy, paths: Paths) -> None:
         best = resample(paths, _EVEN_FACTOR * (paths.best.shape[1] - 1))
         best[paths.graded] = even(discrete, paths.best[paths.graded], best.shape[1] - 1)
         paths.best, paths.graded = best, paths.graded & False
+
+
+def _steady(discrete: DiscreteEnergy, paths: Paths) -> None:
+    """Runs through paths at constant speed, in straight pieces, where that has less energy.
+
+    Where the metric vanishes nodes have no reason to move on. At kinks constant speed may cut corners, and cost more.
+    """
+    slow = torch.isfinite(paths.energy) & (paths.energy > (1 + _UNSTEADY) * paths.length.square())
+    if not slow.any():
+        return
+    paths.best = resample(paths, max(_EVEN_NODES, paths.best.shape[1] - 1))
+    fine = lerp_nodes(paths.best[slow], _EVEN_FACTOR)
+    nodes = Polyline(fine)(equal_spacing(_shares(discrete, fine, 1), paths.best.shape[1]))
+    nodes[:, 0], nodes[:, -1] = fine[:, 0], fine[:, -1]
+    found = measure_straight(discrete, nodes, 2 * _EVEN_FACTOR)
+    better = found.energy < paths.energy[slow]
+    rows = slow.nonzero()[better, 0]
+    paths.best = paths.best.index_put((rows,), nodes[better])
+    paths.energy = paths.energy.index_put((rows,), found.energy[better])
+    paths.length = paths.length.index_put((rows,), found.length[better])
+    paths.smooth = paths.smooth.index_fill(0, rows, False)
 
 
 def _relative(error: Tensor, energy: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ Paths that these do not fit go on with chords, and come back once chords behave 
 A sharp wall in the metric breaks this. Where a decoder changes and changes back within less than a segment, no chord sees it;
 minimising the chord energy then *draws* the nodes to both sides of the wall. The measurement notices: the path has far more
 energy on 4T segments than on T. Such a level is discarded, and the curve continues in the *walled* regime: straight pieces
-between fewer nodes, each measured in many chords, so that crossing a wall in one piece is as dear as it is in truth.
+between fewer nodes, each measured in many chords, so that crossing a wall in one piece is as dear as it is in truth. Where such a
+path turns it has a node; from level to level its longer pieces are cut, and it is returned as these pieces, not as a spline.
 
 A path that runs off along directions which a wide decoder hardly uses is *graded* (`pullback._solver.grading`), and a little of
 its Euclidean energy is mixed in. That pull falls from solve to solve, on one level as long as its chords see enough, to a share
@@ -31,10 +32,10 @@ from pullback._solver import spectral
 from pullback._solver.base import Solution, Status
 from pullback._solver.choice import BIAS, chosen, smooth_error, spectral_error, straight_error
 from pullback._solver.discrete import DiscreteEnergy, pull_energy, total_energy
-from pullback._solver.effort import COARSE_STEPS, SUBSTEPS, WALLED_SEGMENTS, Effort
+from pullback._solver.effort import COARSE_STEPS, WALLED_SEGMENTS, Effort
 from pullback._solver.elements import DEGREE
 from pullback._solver.grading import uneven
-from pullback._solver.levels import Paths, assemble, join, measure, measure_straight, prepare
+from pullback._solver.levels import Paths, assemble, join, measure, measure_straight, prepare, spread
 from pullback._solver.newton import Descent, Minimizer
 from pullback._solver.rows import take
 from pullback._solver.straight import StraightEnergy
@@ -99,12 +100,12 @@ class Refinement:
 
         blind = energies[:-1] < paths.energy / _SIGHT
         skipped = blind.flip(0).cummax(0).values.sum(0)  # levels up to and including the last that is blind
-        waiting = {}
+        waiting, walled = {}, (_PIECES, self.effort.walled_segments)
         for k in skipped[finite].unique().tolist():
             level = self.effort.min_segments * 2**k
             group = take(paths, finite & (skipped == k))
             smooth = (_ELEMENTS if k == 0 and self.effort.spectral else _CHORDS, level)
-            key = (_PIECES, WALLED_SEGMENTS) if k and level >= WALLED_SEGMENTS else smooth
+            key = walled if k and level >= WALLED_SEGMENTS else smooth
             waiting.setdefault(key, []).append(self._prepared(group, key))
         return waiting, [take(paths, ~finite)]
 
@@ -127,7 +128,7 @@ class Refinement:
         plain = ~worse & ~again & ~new.graded & ~paths.returned
         fit = found.asymptotic & plain & self.effort.spectral
         routes = {
-            (_PIECES, WALLED_SEGMENTS): walled,
+            (_PIECES, self.effort.walled_segments): walled,
             (_ELEMENTS, 2 * level): fit,
             (_CHORDS, 2 * level): ~walled & ~again & ~fit,
             (_CHORDS, level): ~walled & again,
@@ -190,24 +191,23 @@ class Refinement:
     def _walled_level(self, paths: Paths) -> Outcome:
         """The same with straight pieces, each measured in many chords; then back to smooth levels, if they can see now."""
         level = paths.nodes.shape[1] - 1
-        last = 4 * level > self.effort.max_segments
-        max_steps = min(50 if last else COARSE_STEPS, self.effort.max_steps)
-        minimizer = Minimizer(self.effort.accept / 4, max_steps)
-        pull = _weight(paths, torch.full_like(paths.energy, _PULL))
-        descent = minimizer.run(StraightEnergy(self.discrete, SUBSTEPS), paths.nodes, paths.damping, pull=pull)
-        found = measure_straight(self.discrete, descent.nodes, 2 * SUBSTEPS)
-        kept = measure_straight(self.discrete, paths.best, max(2, 2 * SUBSTEPS * level // (paths.best.shape[1] - 1)))
+        last, substeps = self.effort.last(level), self.effort.substeps(level)
+        minimizer = Minimizer(self.effort.accept / 4, min(50 if last else COARSE_STEPS, self.effort.max_steps))
+        pull = _weight(paths, torch.full_like(paths.energy, _PULL * (WALLED_SEGMENTS / level) ** 2))
+        descent = minimizer.run(StraightEnergy(self.discrete, substeps), paths.nodes, paths.damping, pull=pull)
+        found = measure_straight(self.discrete, descent.nodes, 2 * substeps)
+        kept = measure_straight(self.discrete, paths.best, max(2, 2 * substeps * level // (paths.best.shape[1] - 1)))
         paths = replace(paths, energy=kept.energy, length=kept.length)
         worse = ~(found.energy <= paths.energy * (1 + 1e-4))
         error = straight_error(paths, descent, found, worse)
         new = chosen(paths, descent, found, worse, error, descent.nodes, smooth=False)
         done = self._judge(new, paths, descent, worse & False, self.effort.aim(paths.nodes), last)
-        rest, back = take(new, ~done), take(new, done)
+        back, rest = take(new, done), prepare(self.discrete, take(new, ~done), 2 * level)
         back.returned = torch.ones_like(back.returned)
-        groups = {(_PIECES, 2 * level): prepare(self.discrete, rest, 2 * level)}
-        return take(back, back.returned & False), groups | {
-            (_CHORDS, WALLED_SEGMENTS): prepare(self.discrete, back, WALLED_SEGMENTS)
-        }
+        cut = spread(self.discrete, descent.nodes[~done & ~worse], 2 * level)
+        rest.nodes = rest.nodes.index_put((~worse[~done],), cut)
+        smooth = prepare(self.discrete, back, WALLED_SEGMENTS)
+        return take(back, back.returned & False), {(_PIECES, 2 * level): rest, (_CHORDS, WALLED_SEGMENTS): smooth}
 
     def _judge(self, new: Paths, old: Paths, descent: Descent, discarded: Tensor, aim: float, last: bool) -> Tensor:
         """Which curves are finished; writes the status of each as if it were."""

@@ -295,4 +295,5 @@ def _merge(found: Solution, usable: Tensor, shots: Shots, max_steps: int, work: 
         num_steps=found.num_steps.index_add(0, where, shots.num_steps),
         num_calls=found.num_calls + work.num_calls,
         num_decoded=found.num_decoded + work.num_decoded,
+        cornered=None if found.cornered is None else found.cornered.index_fill(0, gained, False),
     )

@@ -6,7 +6,6 @@ The expansion in the nodes is that of the chords' energy, restricted by the hat 
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -36,29 +35,26 @@ class StraightEnergy:
 
 def _restrict(fine: Expansion, factor: int) -> Expansion:
     """The expansion in every `factor`-th node, the others being linear in those: ``Pᵀ H P`` for the hat functions P."""
-    hats = _hat_products((fine.gradient.shape[1] + 1) // factor, factor, fine.energy.dtype, fine.energy.device)
-    once, square, next_, right, cross, back = hats
+    ahead = torch.arange(factor + 1, dtype=fine.energy.dtype, device=fine.energy.device) / factor
+    behind = 1 - ahead
+
+    def pieces(inner: Tensor, last: int) -> Tensor:
+        """What belongs to the fine nodes of each piece but its last, or to the steps behind them; nothing at the ends."""
+        return torch.nn.functional.pad(inner.flatten(2), (0, 0, 1, last)).unflatten(1, (-1, factor))
 
     def contract(weights: Tensor, blocks: Tensor) -> Tensor:
-        return (weights.mT @ blocks.flatten(2)).unflatten(2, blocks.shape[2:])
+        return torch.einsum("j,bnjx->bnx", weights, blocks)
 
-    diagonal = contract(square, fine.diagonal) + contract(next_, fine.upper + fine.upper.mT)
-    upper = contract(right, fine.diagonal) + contract(cross, fine.upper) + contract(back, fine.upper.mT)
-    return Expansion(fine.energy, once.mT @ fine.gradient, diagonal, upper, torch.zeros_like(diagonal))
+    def meet(first: Tensor, second: Tensor) -> Tensor:
+        """At each inner node, what the piece before it brings and what the one behind it brings."""
+        return first[:, :-1] + second[:, 1:]
 
-
-@functools.lru_cache(maxsize=64)
-def _hat_products(num_segments: int, factor: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """The hat functions of inner coarse nodes at inner fine nodes, and the products of neighbours that `_restrict` needs."""
-    with torch.inference_mode(False):
-        x = torch.arange(1, num_segments * factor, dtype=dtype, device=device) / factor
-        hats = (1 - (x[:, None] - torch.arange(1, num_segments, dtype=dtype, device=device)).abs()).clamp_min(0)
-        left, right = hats[:, :-1], hats[:, 1:]
-        return (
-            hats,
-            hats * hats,
-            hats[:-1] * hats[1:],
-            left * right,
-            left[:-1] * right[1:],
-            left[1:] * right[:-1],
-        )
+    shape = fine.diagonal.shape[2:]
+    gradient, diagonal = pieces(fine.gradient[..., None], 0), pieces(fine.diagonal, 0)
+    upper, lower = pieces(fine.upper, 1), pieces(fine.upper.mT, 1)
+    squares = [contract(w[:-1] ** 2, diagonal) + contract(w[:-1] * w[1:], upper + lower) for w in (ahead, behind)]
+    cross = contract(behind[:-1] * ahead[:-1], diagonal)
+    cross += contract(behind[:-1] * ahead[1:], upper) + contract(behind[1:] * ahead[:-1], lower)
+    square = meet(*squares).unflatten(2, shape)
+    slope = meet(*(contract(w[:-1], gradient) for w in (ahead, behind)))
+    return Expansion(fine.energy, slope, square, cross[:, 1:-1].unflatten(2, shape), torch.zeros_like(square))
