@@ -25,7 +25,7 @@ from pullback._solver.levels import Measurement
 from pullback._solver.rows import concatenate, take
 
 INNER = DEGREE - 1  # inner nodes of an element
-_LOOKS = 64  # points at which a curve is looked at, at least, unless it has but one element
+_LOOKS = 32  # segments on which a curve is measured at least
 EXACT = (1e-2, 0.4)  # predicted decrease and rate between which Newton's own steps are taken
 _DOUBLE = torch.empty((), dtype=torch.float64)
 
@@ -135,7 +135,7 @@ def _extension(num_elements: int, dtype: torch.dtype, device: torch.device) -> T
 def measure(energy: SpectralEnergy, nodes: Tensor, solved: Tensor) -> tuple[Measurement, Tensor]:
     """Measures curves on shorter elements; also by how much that differs from the energy they were `solved` with."""
     fine = _by_element("halves", nodes)
-    while fine.shape[1] <= _LOOKS // 2:
+    while fine.shape[1] <= _LOOKS:
         fine = _by_element("halves", fine)
     found, length = energy.measured(fine)
     change = (found - solved).abs() / found.clamp_min(torch.finfo(found.dtype).tiny)
