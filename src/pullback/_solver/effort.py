@@ -40,6 +40,7 @@ class Effort:
         """The effort for paths that start from ``nodes``."""
         new = replace(self, width=discrete.width(nodes))
         narrow = nodes.shape[-1] <= _NARROW and discrete.num_parts > 0 and self.min_segments >= DEGREE
+        narrow &= nodes.device.type == "cpu"  # an accelerator waits for calls, not for points
         if nodes.shape[1] == 2 or new.wide:
             return replace(new, spectral=new.wide and narrow)
         # what a graph or a curve knows would be lost on coarse levels, which save little here
