@@ -41,7 +41,7 @@ class Descent:
     energy: Tensor
     damping: Tensor
     pull: Tensor  # weight of the Euclidean energy
-    held: Tensor  # (B, n, k, k): guess of the curvature, used where the expansion has none of its own
+    held: Tensor  # (B, n, k, k): guess of the curvature, used where the expansion has none of its own; empty if there is none
     rtol: Tensor  # share of the energy that may be left to gain
     growth: Tensor  # factor by which the next rejection raises the damping
     predicted: Tensor  # decrease predicted for the last accepted step
@@ -116,7 +116,7 @@ class Minimizer:
         rtol = torch.full_like(damping, self.rtol) if rtol is None else rtol
         times = equal_times(nodes) if times is None else times
         model = objective.expand(nodes, torch.zeros_like(damping, dtype=torch.bool), times, pull)
-        held = model.curvature if held is None else held
+        held = damping.new_empty(len(damping), 0) if held is None else held
         result = Descent.start(nodes, times, damping, pull, held, rtol)
         result.energy = model.energy.clone()
         curves = take(result, result.index)
@@ -149,7 +149,7 @@ class Minimizer:
         step, predicted, positive = _solve(curves, model)
         trial = curves.nodes.clone()
         trial[:, 1:-1] += step
-        first, guessed = curves.predicted.isinf(), (curves.held != 0).flatten(1).any(-1)
+        first, guessed = curves.predicted.isinf(), _guessed(curves)
         rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
         near = ~first & positive & ~curves.barred & objective.curved & (rate > self.exact_above)
         near &= predicted < self.exact_below * model.energy
@@ -161,9 +161,10 @@ class Minimizer:
         noise = 64 * torch.finfo(trial.dtype).eps * model.energy
         flat = positive & (predicted <= noise)
         gain = (model.energy - ahead.energy) / predicted
-        doubtful = last & first & guessed & ((gain - 1).abs() > _DOUBT)
-        _expand_some(objective, ahead, curves, trial, near, doubtful)
-        last = last & ~doubtful
+        if curves.held.numel():  # a first step is not the last if it brings other than was predicted
+            doubtful = last & first & guessed & ((gain - 1).abs() > _DOUBT)
+            _expand_some(objective, ahead, curves, trial, near, doubtful)
+            last = last & ~doubtful
         accepted = positive & torch.where(flat, ahead.energy <= model.energy + noise, gain > 1e-3)
 
         # steps cut short where the decoder ends look like the last ones of a descent
@@ -191,6 +192,11 @@ def _newton(curves: Descent) -> Tensor:
     return curves.exact & ~curves.barred & (curves.damping <= 1e-3)
 
 
+def _guessed(curves: Descent) -> Tensor:
+    """Which curves take steps with a guessed curvature."""
+    return (curves.held != 0).flatten(1).any(-1)
+
+
 def _expand_some(
     objective: Objective, ahead: Expansion, curves: Descent, trial: Tensor, near: Tensor, rows: Tensor
 ) -> None:
@@ -211,28 +217,34 @@ def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
     damped = curves.damping[:, None, None] * scale
     hessian = model.diagonal + torch.diag_embed(damped)
     exact = curves.exact & ~curves.barred
-    full = hessian + torch.where(exact[:, None, None, None], model.curvature, curves.held)
+    guess = curves.held if curves.held.numel() else 0.0
+    full = hessian + torch.where(exact[:, None, None, None], model.curvature, guess)
     step, positive = solve_tridiagonal(full, model.upper, -model.gradient)
-    saddle = ~positive
+    saddle = (exact | _guessed(curves)) & ~positive
     if saddle.any():
         step[saddle], positive[saddle] = solve_tridiagonal(
             hessian[saddle], model.upper[saddle], -model.gradient[saddle]
         )
         curves.barred |= saddle & exact
-        curves.held = torch.where(saddle[:, None, None, None], 0.0, curves.held)
+        curves.held = torch.where(_like(saddle, curves.held), 0.0, curves.held)
     predicted = 0.5 * (damped * step * step - model.gradient * step).sum((1, 2))
     positive = positive & torch.isfinite(predicted)
     step = torch.where(positive[:, None, None], step, 0.0).flatten(1)
     return step[:, : (num_segments - 1) * d].unflatten(1, (-1, d)), predicted, positive
 
 
+def _like(rows: Tensor, values: Tensor) -> Tensor:
+    return rows.reshape(-1, *[1] * (values.ndim - 1))
+
+
 def _moved(
     curves: Descent, trial: Tensor, ahead: Expansion, accepted: Tensor, predicted: Tensor, near: Tensor
 ) -> Descent:
-    """The curves after their step, where it was accepted."""
+    """The curves after their step, where it was accepted; what an exact expansion knew of the curvature is kept."""
+    known = (accepted & near)[:, None, None, None]
     return replace(
         curves,
-        held=torch.where((accepted & near)[:, None, None, None], ahead.curvature, curves.held),
+        held=torch.where(known, ahead.curvature, curves.held) if curves.held.numel() else curves.held,
         nodes=torch.where(accepted[:, None, None], trial, curves.nodes),
         energy=torch.where(accepted, ahead.energy, curves.energy),
         predicted=torch.where(accepted, predicted, curves.predicted),
