@@ -90,8 +90,9 @@ class Effort:
     @property
     def walled_segments(self) -> int:
         """Pieces with which the walled regime begins: fewer than a graph's path has would lose the corners it knows."""
-        guided = self.min_segments >= _GUIDED_SEGMENTS and not self.wide
-        return min(_GUIDED_WALLED, self.max_segments) if guided else WALLED_SEGMENTS
+        if self.min_segments < _GUIDED_SEGMENTS or self.wide:
+            return WALLED_SEGMENTS
+        return max(WALLED_SEGMENTS, min(_GUIDED_WALLED, self.max_segments // 4))  # levels are there to be compared
 
     def substeps(self, level: int) -> int:
         """Chords a piece in the walled regime."""

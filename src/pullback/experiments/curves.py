@@ -41,7 +41,7 @@ class Settings:
     num_centers: int = 120  # of its radial basis functions
     width: float = 0.05  # of these
     ceiling: float = 1e4  # of the standard deviation, relative to that
-    num_nodes: int = 6400  # of the lattice where paths start
+    num_nodes: int = 102_400  # of the lattice where paths start
     resolution: int = 121
 
 
