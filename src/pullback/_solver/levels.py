@@ -17,6 +17,7 @@ from pullback._solver.splines import refine
 _FLATTEST, _STEEPEST = 3.0, 5.0  # ratios of errors at T and 2T segments that count as four
 _EVEN_FACTOR = 8  # nodes at equal times for each node of a graded path
 _UNSTEADY = 1e-2  # what the energy of a path may have over the square of its length
+_FINE = 64  # segments up to which a path is left as it is: so few are asked for by those who want it rough
 _EVEN_NODES = 1024  # in which it is else run through at constant speed
 _EUCLIDEAN_SHARE = 3e-3  # of the time of a path goes by its Euclidean length
 
@@ -229,7 +230,7 @@ def _steady(discrete: DiscreteEnergy, paths: Paths) -> None:
     Where the metric vanishes nodes have no reason to move on. At kinks constant speed may cut corners, and cost more.
     """
     slow = torch.isfinite(paths.energy) & (paths.energy > (1 + _UNSTEADY) * paths.length.square())
-    if not slow.any():
+    if paths.nodes.shape[1] <= _FINE or not slow.any():
         return
     paths.best = resample(paths, max(_EVEN_NODES, paths.best.shape[1] - 1))
     fine = lerp_nodes(paths.best[slow], _EVEN_FACTOR)
