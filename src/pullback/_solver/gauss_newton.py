@@ -29,7 +29,7 @@ class GaussNewton(Solver):
         budget: numbers decoded for one curve and its derivatives on a level, beyond which the default aims at 1e-3 times
             the excess, up to `accept`. An `rtol` that is given holds whatever it costs.
         max_steps: steps of one curve on the finest level.
-        min_segments: segments of the coarsest level; a power of two. At least 64 for paths that start from a graph or a
+        min_segments: segments of the coarsest level; a power of two, and at least 8 for paths in elements. At least 64 for paths that start from a graph or a
             curve, where decoding is cheap.
         max_segments: segments of the finest level, a power of two.
         chunk_bytes: memory for the decoded points held at a time, by default what suits the device; results do not depend

@@ -44,13 +44,13 @@ def even(discrete: DiscreteEnergy, nodes: Tensor, num_segments: int) -> Tensor:
 
 def _placed(discrete: DiscreteEnergy, nodes: Tensor, num_segments: int, share: float) -> tuple[Tensor, Tensor]:
     fine = refine(nodes, _FACTOR)
-    rao = _normal(_known(discrete.chords(fine)[0].clamp_min(0).sqrt()))
-    pace = _smooth((1 - share) * rao + share * _normal(fine.diff(dim=1).norm(dim=-1)))
+    rao = shares(_known(discrete.chords(fine)[0].clamp_min(0).sqrt()))
+    pace = _smooth((1 - share) * rao + share * shares(fine.diff(dim=1).norm(dim=-1)))
     place = _inverse(_cumulated(pace), num_segments)
     placed = _interpolated(fine, place)
     placed[:, 0], placed[:, -1] = nodes[:, 0], nodes[:, -1]
     times = _interpolated(_cumulated(_smooth(rao))[..., None], place)[..., 0].diff(dim=1)
-    return placed, _normal(times.clamp_min(1e-3 / num_segments))
+    return placed, shares(times.clamp_min(1e-3 / num_segments))
 
 
 def _known(lengths: Tensor) -> Tensor:
@@ -59,7 +59,8 @@ def _known(lengths: Tensor) -> Tensor:
     return torch.where(known, lengths, 1.0)
 
 
-def _normal(values: Tensor) -> Tensor:
+def shares(values: Tensor) -> Tensor:
+    """The values over their sum."""
     return values / values.sum(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
 
 

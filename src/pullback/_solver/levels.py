@@ -10,14 +10,14 @@ from torch import Tensor
 from pullback._curve import Polyline, equal_spacing
 from pullback._solver.base import Solution, Status
 from pullback._solver.discrete import DiscreteEnergy, equal_times, lerp_nodes, total_energy
-from pullback._solver.grading import even, grade
+from pullback._solver.grading import even, grade, shares
 from pullback._solver.rows import concatenate, take
 from pullback._solver.splines import refine
 
 _FLATTEST, _STEEPEST = 3.0, 5.0  # ratios of errors at T and 2T segments that count as four
 _EVEN_FACTOR = 8  # nodes at equal times for each node of a graded path
 _UNSTEADY = 1e-2  # what the energy of a path may have over the square of its length
-_FINE = 64  # segments up to which a path is left as it is: so few are asked for by those who want it rough
+_FINE = 64  # segments below which a path is left as it is: so few are asked for by those who want it rough
 _EVEN_NODES = 1024  # in which it is else run through at constant speed
 _EUCLIDEAN_SHARE = 3e-3  # of the time of a path goes by its Euclidean length
 
@@ -155,8 +155,8 @@ def spread(discrete: DiscreteEnergy, nodes: Tensor, num_segments: int) -> Tensor
     """
     if not len(nodes):
         return nodes.new_empty(0, num_segments + 1, nodes.shape[2])
-    shares, spare = _shares(discrete, nodes), num_segments - (nodes.shape[1] - 1)
-    wanted = (num_segments * shares - 1).clamp_min(0)
+    parts, spare = _shares(discrete, nodes), num_segments - (nodes.shape[1] - 1)
+    wanted = (num_segments * parts - 1).clamp_min(0)
     ends = (spare * wanted.cumsum(-1) / wanted.sum(-1, keepdim=True).clamp_min(1e-9)).round().long()
     ends = ends + torch.arange(1, ends.shape[1] + 1, device=ends.device)  # every piece is kept, and some are cut
     ends[:, -1] = num_segments
@@ -172,8 +172,7 @@ def _shares(discrete: DiscreteEnergy, nodes: Tensor, substeps: int = _EVEN_FACTO
     """Of the pieces in the length of a path, with a little of their Euclidean length, so that none is passed in no time."""
     lengths = discrete.chords(lerp_nodes(nodes, substeps))[0].clamp_min(0).sqrt().unflatten(1, (-1, substeps)).sum(-1)
     euclidean = nodes.diff(dim=1).norm(dim=-1)
-    length, extent = (x / x.sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny) for x in (lengths, euclidean))
-    return torch.lerp(length, extent, _EUCLIDEAN_SHARE)
+    return torch.lerp(shares(lengths), shares(euclidean), _EUCLIDEAN_SHARE)
 
 
 def _rows(nodes: Tensor, index: Tensor) -> Tensor:
@@ -230,7 +229,7 @@ def _steady(discrete: DiscreteEnergy, paths: Paths) -> None:
     Where the metric vanishes nodes have no reason to move on. At kinks constant speed may cut corners, and cost more.
     """
     slow = torch.isfinite(paths.energy) & (paths.energy > (1 + _UNSTEADY) * paths.length.square())
-    if paths.nodes.shape[1] <= _FINE or not slow.any():
+    if paths.nodes.shape[1] - 1 < _FINE or not slow.any():
         return
     paths.best = resample(paths, max(_EVEN_NODES, paths.best.shape[1] - 1))
     fine = lerp_nodes(paths.best[slow], _EVEN_FACTOR)

@@ -116,7 +116,7 @@ class Minimizer:
         rtol = torch.full_like(damping, self.rtol) if rtol is None else rtol
         times = equal_times(nodes) if times is None else times
         model = objective.expand(nodes, torch.zeros_like(damping, dtype=torch.bool), times, pull)
-        held = damping.new_empty(len(damping), 0) if held is None else held
+        held = damping.new_empty(len(damping), 0, 0, 0) if held is None else held
         result = Descent.start(nodes, times, damping, pull, held, rtol)
         result.energy = model.energy.clone()
         curves = take(result, result.index)
@@ -226,15 +226,11 @@ def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
             hessian[saddle], model.upper[saddle], -model.gradient[saddle]
         )
         curves.barred |= saddle & exact
-        curves.held = torch.where(_like(saddle, curves.held), 0.0, curves.held)
+        curves.held = torch.where(saddle[:, None, None, None], 0.0, curves.held)
     predicted = 0.5 * (damped * step * step - model.gradient * step).sum((1, 2))
     positive = positive & torch.isfinite(predicted)
     step = torch.where(positive[:, None, None], step, 0.0).flatten(1)
     return step[:, : (num_segments - 1) * d].unflatten(1, (-1, d)), predicted, positive
-
-
-def _like(rows: Tensor, values: Tensor) -> Tensor:
-    return rows.reshape(-1, *[1] * (values.ndim - 1))
 
 
 def _moved(
