@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pullback._dual_rules import dual_jacobian
 from pullback._rewrites import Rewritten
 
 Tensors = tuple[Tensor, ...]
@@ -31,9 +32,11 @@ def pushforward(f: Map, z: Tensor) -> tuple[Tensors, Tensors]:
 
     For ``z`` of shape ``(*batch, d)`` and each output of shape ``(*batch, *out)``, the Jacobian has shape
     ``(d, *batch, *out)``: entry ``i`` is :math:`\partial f / \partial z_i`. Forward mode, ``1 + d`` passes in one sweep;
-    where an operation of ``f`` has no forward-mode rule, two reverse sweeps take its place.
+    where an operation of ``f`` has no forward-mode rule, two reverse sweeps take its place. By dual tensors where nothing is
+    differentiated once more.
     """
-    return directional(f, z, _basis(z))
+    known = None if torch.is_grad_enabled() else dual_jacobian(f, z)
+    return known or directional(f, z, _basis(z))
 
 
 def directional(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:
@@ -56,7 +59,13 @@ def _forward(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:
 
 
 def jacobian(f: Map, z: Tensor) -> tuple[Tensors, Tensors]:
-    """`pushforward` for when its results are constants: two reverse sweeps, which cost torch less than forward mode does."""
+    """`pushforward` for when its results are constants.
+
+    By dual tensors where all operations have a rule, else by two reverse sweeps, which cost torch less than forward mode does.
+    """
+    known = dual_jacobian(f, z)
+    if known is not None:
+        return known
     try:
         with torch.inference_mode(False), torch.enable_grad():
             x = z.detach().clone().requires_grad_()

@@ -12,6 +12,7 @@ from torch.distributions import Distribution
 from pullback._calculus import jacobian
 from pullback._decoder import Decoder, decode, observed
 from pullback._divergence import symmetrized_kl
+from pullback._dual import values_only
 from pullback._embedding import embed, squared_chord
 from pullback._fisher import fisher
 from pullback._information import Information
@@ -80,7 +81,7 @@ class FisherRaoMetric(Metric):
         if not found:
             return values, tangents
         p, info = found[0]
-        with torch.no_grad():
+        with torch.no_grad(), values_only():
             p = decode(decoder, z) if is_functorch_wrapped_tensor(info.eta) else p
             phi = _distinct(embed(p), z.ndim - 1)
             assert info.root is not None

@@ -1,0 +1,285 @@
+"""Dual tensors against torch's own forward mode, rule by rule; and what has no rule is refused, not guessed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Categorical, Independent, Normal
+
+import pullback as pb
+from pullback import _calculus
+from pullback._calculus import jacobian, pushforward
+from pullback._dual import RULES, DualTensor, Refused, values_only
+from pullback._dual_rules import dual_jacobian
+
+generator = torch.Generator().manual_seed(3)
+W = torch.randn(2, 6, dtype=torch.float64, generator=generator)
+KERNEL = torch.randn(2, 1, 3, 3, dtype=torch.float64, generator=generator)
+C = torch.rand(6, dtype=torch.float64, generator=generator) + 0.5
+
+SCRIPTED = torch.jit.script(nn.Linear(2, 3).double())
+
+
+@pytest.fixture
+def z():
+    return torch.randn(5, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def unit(x: Tensor) -> Tensor:
+    """Features strictly between 0.1 and 0.9, where all functions below are smooth."""
+    return 0.1 + 0.8 * torch.sigmoid(x @ W)
+
+
+def check(f, z, tol=1e-12):
+    known = dual_jacobian(lambda x: (f(x),), z)
+    assert known is not None, "refused"
+    with torch.enable_grad():  # torch's own forward mode
+        values, tangents = pushforward(lambda x: (f(x),), z)
+    torch.testing.assert_close(known[0], values, rtol=tol, atol=tol)
+    torch.testing.assert_close(known[1], tangents, rtol=tol, atol=tol)
+
+
+ELEMENTWISE = [
+    "tanh",
+    "sigmoid",
+    "exp",
+    "relu",
+    "log",
+    "square",
+    "sqrt",
+    "sin",
+    "cos",
+    "tan",
+    "sinh",
+    "cosh",
+    "asin",
+    "acos",
+    "atan",
+    "asinh",
+    "atanh",
+    "log1p",
+    "expm1",
+    "log2",
+    "log10",
+    "exp2",
+    "rsqrt",
+    "reciprocal",
+    "abs",
+    "erf",
+    "erfc",
+    "lgamma",
+    "digamma",
+    "logit",
+    "neg",
+]
+ACTIVATIONS = [
+    "relu",
+    "elu",
+    "selu",
+    "celu",
+    "gelu",
+    "silu",
+    "mish",
+    "softsign",
+    "hardtanh",
+    "hardswish",
+    "leaky_relu",
+    "relu6",
+    "logsigmoid",
+    "softplus",
+]
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_function_and_method_of_one_number(name, z):
+    check(lambda x: getattr(torch, name)(unit(x)), z, 1e-10)
+    check(lambda x: getattr(unit(x), name)(), z, 1e-10)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation(name, z):
+    check(lambda x: getattr(F, name)(2 * (x @ W)), z)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: F.softplus(x, beta=2.0, threshold=5.0),
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda x: F.leaky_relu(x, 0.3, inplace=True),
+        lambda x: F.elu(x, 0.5),
+        lambda x: x.clamp(-0.5, 0.5),
+        lambda x: torch.clamp(x, min=0.1),
+        lambda x: x.clamp_min(0.0),
+        lambda x: x**2 + x**3,
+        lambda x: torch.pow(x, 2),
+        lambda x: F.softmax(x, dim=-1),
+        lambda x: torch.log_softmax(x, 1),
+        lambda x: x.softmax(-1),
+    ],
+)
+def test_options(f, z):
+    check(lambda x: f(x @ W), z)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x + C,
+        lambda x: C + x,
+        lambda x: x - C,
+        lambda x: C - x,
+        lambda x: 1 - x,
+        lambda x: torch.sub(x, C),
+        lambda x: torch.sub(x, C, alpha=2),
+        lambda x: torch.add(C, x, alpha=2),
+        lambda x: torch.sub(C, x, alpha=2),
+        lambda x: torch.add(x, x.tanh(), alpha=-3),
+        lambda x: torch.rsub(x, C, alpha=2),
+        lambda x: x * C,
+        lambda x: 3 * x,
+        lambda x: x * x.exp(),
+        lambda x: x / C,
+        lambda x: C / x,
+        lambda x: 1 / x,
+        lambda x: x.tanh() / x.exp(),
+        lambda x: x[..., :1] * x,
+        lambda x: x + torch.ones(2, 1, 1, 1, dtype=x.dtype),
+        lambda x: x.sum(-1, keepdim=True) - x,
+        lambda x: x - x.mean(-1)[..., None],
+        lambda x: x.sum(0) * x,
+        lambda x: x.detach() * x,
+        lambda x: torch.cat([x, C.expand(5, 3, 6), 2 * x], -1),
+        lambda x: torch.stack([x, x.sin()], 1),
+        lambda x: torch.stack(list(torch.broadcast_tensors(x[..., :1], x)), -1),
+        lambda x: x.mean(-1, keepdim=True).expand(5, 3, 4),
+        lambda x: x.mean(-1).expand(2, -1, -1),
+        lambda x: x.to(torch.float32),
+    ],
+)
+def test_arithmetic(f, z):
+    check(lambda x: f(x @ W), z)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.reshape(15, 6),
+        lambda x: x.view(5, -1, 2),
+        lambda x: x.flatten(1),
+        lambda x: x.unflatten(-1, (2, 3)),
+        lambda x: x[..., None].squeeze(-1),
+        lambda x: x.unsqueeze(0),
+        lambda x: x[:, 1:, ::2],
+        lambda x: x[2],
+        lambda x: x.transpose(0, 1),
+        lambda x: x.permute(2, 0, 1),
+        lambda x: x.movedim(-1, 0),
+        lambda x: x.mT,
+        lambda x: x.chunk(2, -1)[1],
+        lambda x: torch.split(x, 2, dim=-1)[2],
+        lambda x: x.unbind(1)[0],
+        lambda x: x.cumsum(-1),
+        lambda x: F.pad(x, (1, 2)),
+        lambda x: x @ torch.ones(6, 2, dtype=x.dtype),
+    ],
+)
+def test_shapes(f, z):
+    check(lambda x: f((x @ W).sin()), z)
+
+
+def test_layers(z):
+    flat = z.reshape(-1, 2)
+    image = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Unflatten(-1, (1, 4, 4))).double()
+    for layer in (
+        nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(inplace=True), nn.ConvTranspose2d(3, 2, 2, stride=2)),
+        nn.Sequential(nn.Conv2d(1, 4, 2, stride=2, bias=False), nn.PixelShuffle(2), nn.Flatten(1)),
+        nn.Sequential(
+            nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.3), nn.Upsample(scale_factor=2, mode="bilinear")
+        ),
+        nn.AvgPool2d(2),
+    ):
+        layer = layer.double().eval()
+        for module in layer.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                assert module.running_mean is not None
+                assert module.running_var is not None
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+        with torch.no_grad():
+            check(lambda x, layer=layer: layer(image(x)), flat)
+
+
+FAMILIES = [
+    lambda h: Bernoulli(logits=h),
+    lambda h: Bernoulli(probs=torch.sigmoid(h)),
+    lambda h: Independent(Normal(h, F.softplus(h) + 0.1), 1),
+    lambda h: Categorical(logits=h),
+    lambda h: pb.Product(Bernoulli(logits=h[..., :3]), Normal(h[..., 3:], 0.3)),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_frames_are_those_of_automatic_differentiation(family, z, monkeypatch):
+    metric = pb.FisherRaoMetric(lambda x: family(torch.tanh(x @ W)))
+    first = metric.frame(z)
+    monkeypatch.setattr(_calculus, "dual_jacobian", lambda f, z: None)
+    second = metric.frame(z)
+    torch.testing.assert_close(first, second, rtol=1e-11, atol=1e-12)
+
+
+def forgetful(x: Tensor) -> Tensor:
+    return (x @ W).clone().mul_(2)
+
+
+def indexed(x: Tensor) -> Tensor:
+    return (x @ W)[..., torch.tensor([0, 2])]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        forgetful,
+        indexed,
+        lambda x: F.layer_norm(x @ W, (6,)),
+        lambda x: SCRIPTED(x),
+        lambda x: torch.tanh(x @ W, out=torch.empty(5, 3, 6, dtype=x.dtype)) if isinstance(x, DualTensor) else x @ W,
+        lambda x: torch.special.i0(x @ W),
+        lambda x: x.detach() @ W,
+        lambda x: F.softplus(C * torch.ones(5, 3, 6, dtype=x.dtype), beta=2),
+    ],
+)
+def test_what_has_no_rule_is_differentiated_by_torch(f, z):
+    assert dual_jacobian(lambda x: (f(x),), z) is None
+    values, tangents = jacobian(lambda x: (f(x),), z)
+    other = pushforward(lambda x: (f(x),), z)
+    torch.testing.assert_close((values, tangents), other, rtol=1e-12, atol=1e-12)
+
+
+def test_nothing_uses_a_dual_tensor_behind_our_back():
+    x = DualTensor(torch.ones(3, 4))
+    for use in (
+        lambda: x.numpy(),
+        lambda: x.add_(1),
+        lambda: x.tolist(),
+        lambda: torch.linalg.svd(x),
+        lambda: x.item(),
+    ):
+        with pytest.raises(Refused):
+            use()
+    with values_only():
+        y = torch.linalg.vector_norm(x)
+    assert type(y) is Tensor
+    assert float(y) == 2
+    assert x.shape == (4,)
+    assert x.ndim == 1
+    assert x.dtype == torch.float32
+
+
+def test_control_flow_sees_values(z):
+    check(lambda x: x @ W if bool((x.sum() > 0).all()) else 2 * (x @ W), z)
+
+
+def test_every_rule_belongs_to_a_function_of_torch():
+    assert len(RULES) > 150
+    assert all(callable(func) for func in RULES)
