@@ -445,3 +445,17 @@ def test_distance_needs_equal_total_counts(family):
     p, q = (family(torch.tensor(n), logits=torch.zeros(1)) for n in (2.0, 3.0))
     with pytest.raises(NotImplementedError, match="Give both the same total_count"):
         pb.rao_distance(p, q)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_chart_of_bernoulli_is_its_embedding_and_the_root_of_its_information(dtype):
+    logits = torch.cat([torch.linspace(-40, 40, 401), torch.tensor([-3000.0, -180.0, 180.0, 3000.0])]).to(dtype)
+    p = Bernoulli(logits=logits)
+    info, dual = pb.fisher(p), pb.embed(p)
+    assert dual is not None
+    assert info.chart is not None
+    assert info.root is not None
+    phi, slope = info.chart(info.eta)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(phi, dual[0], rtol=0, atol=4 * eps)
+    torch.testing.assert_close(slope, info.root(info.eta, torch.ones_like(info.eta)), rtol=8 * eps, atol=1e-30)

@@ -59,7 +59,7 @@ def _affine(func: Rule, x: Any, weight: Any, bias: Any = None, *args: Any, **kwa
     if not isinstance(x, DualTensor) or _any_dual((weight, bias, args, kwargs)):
         raise Refused(func.__name__)
     if func is F.linear:
-        out = torch.nn.functional.linear(x.carried, weight)
+        out = torch.mm(x.carried.flatten(0, -2), weight.T).unflatten(0, x.carried.shape[:-1])
     else:  # convolutions know one batch dimension
         flat = x.carried.flatten(0, 1)
         out = func(flat, weight, None, *args, **kwargs).unflatten(0, x.carried.shape[:2])
@@ -189,6 +189,8 @@ def _converted(func: Rule, x: Any, *args: Any, **kwargs: Any) -> DualTensor:
 
 
 def _broadcast(func: Rule, *tensors: Any) -> tuple[Any, ...]:
+    if len(tensors) == 1:
+        return tensors
     shape = torch.broadcast_shapes(*(x.shape for x in tensors))
     return tuple(_expanded(func, x, shape) if isinstance(x, DualTensor) else x.expand(shape) for x in tensors)
 

@@ -33,6 +33,8 @@ class Information:
     - `product`: ``product(eta, u)`` :math:`= I(\eta) u`, of the shape of ``u``.
     - `isometric`: True promises that `root` is the derivative of the family's Euclidean embedding (`pullback.embed`), entry by entry,
       which saves the solvers from differentiating the embedding.
+    - `chart`: where each coordinate has a number of the embedding to itself, ``chart(eta)`` may return that and its derivative at
+      once, both of the shape of ``eta``, if that is cheaper than `root` and `pullback.embed` one after the other. Constants only.
     - `exact`: False where the information is an estimate (see `pullback.score_information`).
     """
 
@@ -41,6 +43,7 @@ class Information:
     product: Linear | None = None
     exact: bool = True
     isometric: bool = False
+    chart: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
     def __post_init__(self) -> None:
         if self.root is None and self.product is None:

@@ -44,6 +44,7 @@ def _(p: Bernoulli) -> Information:
         root=lambda eta, u: _deviation(eta) * u,
         product=lambda eta, u: torch.sigmoid(eta) * torch.sigmoid(-eta) * u,
         isometric=True,
+        chart=_arc_and_deviation,
     )
 
 
@@ -70,6 +71,18 @@ def given_probs(p: Distribution) -> bool:
     """Whether `p` was built from ``probs=``; the logits torch then offers are clamped."""
     attributes = vars(p)
     return attributes["_param"] is attributes.get("probs") if "_param" in attributes else "logits" not in attributes
+
+
+def _arc_and_deviation(logits: Tensor) -> tuple[Tensor, Tensor]:
+    r"""φ = 2 arctan t - π/2 and its derivative 1 / (t + 1/t), with t = exp(l/2)."""
+    t = (0.5 * logits).exp_()
+    slope = t.reciprocal().add_(t).reciprocal_()
+    return _arc_of_root_odds(t), slope
+
+
+def _arc_of_root_odds(t: Tensor) -> Tensor:
+    """In place; torch's arctangent of two numbers costs half as much as that of one."""
+    return torch.atan2(t, torch.ones((), dtype=t.dtype, device=t.device), out=t).mul_(2).sub_(0.5 * math.pi)
 
 
 def _deviation(logits: Tensor) -> Tensor:
@@ -108,9 +121,7 @@ def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
     :math:`c = 1 - \tanh\frac l4 \tanh\frac{l_0}4`, and *c* is a sum of the complements of the two factors.
     """
     if origin is None and not (torch.is_grad_enabled() or is_functorch_wrapped_tensor(logits)):
-        # the same, fast, where no derivative is wanted; torch's arctangent of two numbers costs half as much as that of one
-        t = (0.5 * logits).exp_()
-        return torch.atan2(t, torch.ones((), dtype=t.dtype, device=t.device), out=t).mul_(2).sub_(0.5 * math.pi)
+        return _arc_of_root_odds((0.5 * logits).exp_())  # the same, fast, where no derivative is wanted
     if origin is None:
         sign = _sign(logits)
         t = torch.exp(-0.5 * sign * logits)

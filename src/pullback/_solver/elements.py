@@ -143,7 +143,7 @@ def expand_locally(
     values = [x - x[:, :1] for x in values]
     forces = [stiffness @ x for x in reversed(values)]
     energy = (values[0] * forces[0]).sum((1, 2))
-    pulled = [(J @ f[..., None])[..., 0] for J, f in zip(tangents, forces, strict=True)]
+    pulled = [torch.linalg.vecdot(J, f[..., None, :]) for J, f in zip(tangents, forces, strict=True)]
     shape = tangents[0].shape[1:3]
     gram = tangents[0].flatten(1, 2) @ tangents[-1].flatten(1, 2).mT
     gauss = stiffness[:, :, None, :, None] * (gram + gram.mT).unflatten(1, shape).unflatten(3, shape)

@@ -7,7 +7,7 @@ estimates the error that is left; when that is below the tolerance the curve is 
 segments.
 
 Where decoding is dear and codes have few dimensions, curves are made of *elements* instead of chords (`pullback._solver.spectral`).
-Paths that these do not fit go on with chords, and come back once chords behave as theory says.
+Paths that 32 nodes of these do not fit go on with chords, and come back once chords behave as theory says.
 
 A sharp wall in the metric breaks this. Where a decoder changes and changes back within less than a segment, no chord sees it;
 minimising the chord energy then *draws* the nodes to both sides of the wall. The measurement notices: the path has far more
@@ -52,6 +52,7 @@ _GRADED_PULL = 3e-3  # the same for graded paths, at first
 _RELAXATION = 3.0  # by which it falls from solve to solve
 _RELAXED_SEGMENTS = 32  # a level on which it may fall without more segments
 _LOOSE = 1e-4  # errors aimed at from which on the curvature of elements is not worth its price
+_TRIED = 32  # segments up to which paths stay in elements that do not fit them yet
 _CLOSE = 0.1  # if finer chords see at most so much more
 
 
@@ -104,7 +105,7 @@ class Refinement:
         for k in skipped[finite].unique().tolist():
             level = self.effort.min_segments * 2**k
             group = take(paths, finite & (skipped == k))
-            smooth = (_ELEMENTS if k == 0 and self.effort.spectral else _CHORDS, level)
+            smooth = (_ELEMENTS if self.effort.spectral and level <= _TRIED else _CHORDS, level)
             key = walled if k and level >= WALLED_SEGMENTS else smooth
             waiting.setdefault(key, []).append(self._prepared(group, key))
         return waiting, [take(paths, ~finite)]
@@ -149,9 +150,11 @@ class Refinement:
         error = spectral_error(paths, descent, found, worse, change)
         new = chosen(paths, descent, found, worse, error, spectral.evened(descent.nodes))
         done = self._judge(new, paths, descent, worse, aim, last)
-        if level == DEGREE and aim < _LOOSE and not done.all():
-            new.bend[~done] = energy.bends(descent.nodes[~done])
-        routes = {(_ELEMENTS, 2 * level): ~worse, (_CHORDS, 2 * level): worse}
+        bent = ~done & ~worse
+        if level == DEGREE and aim < _LOOSE and bent.any():
+            new.bend[bent] = energy.bends(descent.nodes[bent])
+        stay = ~worse | (level < _TRIED)
+        routes = {(_ELEMENTS, 2 * level): stay, (_CHORDS, 2 * level): ~stay}
         return take(new, done), self._routed(new, done, routes)
 
     def _minimum(self, paths: Paths) -> Descent:
