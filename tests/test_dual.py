@@ -181,6 +181,7 @@ def test_arithmetic(f, z):
         lambda x: x.unbind(1)[0],
         lambda x: x.cumsum(-1),
         lambda x: F.pad(x, (1, 2)),
+        lambda x: F.pad(x, (1, 1), mode="circular"),
         lambda x: x @ torch.ones(6, 2, dtype=x.dtype),
     ],
 )
@@ -223,7 +224,7 @@ FAMILIES = [
 def test_frames_are_those_of_automatic_differentiation(family, z, monkeypatch):
     metric = pb.FisherRaoMetric(lambda x: family(torch.tanh(x @ W)))
     first = metric.frame(z)
-    monkeypatch.setattr(_calculus, "dual_jacobian", lambda f, z: None)
+    monkeypatch.setattr(_calculus, "dual_jacobian", lambda f, z, owner: None)
     second = metric.frame(z)
     torch.testing.assert_close(first, second, rtol=1e-11, atol=1e-12)
 
@@ -245,6 +246,8 @@ def indexed(x: Tensor) -> Tensor:
         lambda x: SCRIPTED(x),
         lambda x: torch.tanh(x @ W, out=torch.empty(5, 3, 6, dtype=x.dtype)) if isinstance(x, DualTensor) else x @ W,
         lambda x: torch.special.i0(x @ W),
+        lambda x: F.pad(x @ W, (1, 1), value=1.0),
+        lambda x: F.conv1d((x @ W)[0], torch.ones(2, 3, 2, dtype=x.dtype)),
         lambda x: x.detach() @ W,
         lambda x: F.softplus(C * torch.ones(5, 3, 6, dtype=x.dtype), beta=2),
     ],
@@ -263,6 +266,7 @@ def test_nothing_uses_a_dual_tensor_behind_our_back():
         lambda: x.add_(1),
         lambda: x.tolist(),
         lambda: torch.linalg.svd(x),
+        lambda: x.view(torch.int32),
         lambda: x.item(),
     ):
         with pytest.raises(Refused):
@@ -274,6 +278,19 @@ def test_nothing_uses_a_dual_tensor_behind_our_back():
     assert x.shape == (4,)
     assert x.ndim == 1
     assert x.dtype == torch.float32
+
+
+def test_a_decoder_that_refuses_is_tried_once(z):
+    kinds = []
+
+    def decoder(x):
+        kinds.append(isinstance(x, DualTensor))
+        return Bernoulli(logits=F.layer_norm(x @ W, (6,)))
+
+    metric = pb.FisherRaoMetric(decoder)
+    for _ in range(3):
+        metric.frame(z)
+    assert kinds == [True, False, False, False]
 
 
 def test_control_flow_sees_values(z):

@@ -24,7 +24,7 @@ SOURCE = ROOT / "src" / "pullback"
 # Modules to the left know nothing of modules to the right. "pullback" is the package's own list of names.
 ORDER = [
     {"_typing"},
-    {"_special", "_rewrites", "_dual", "_dual_rules"},
+    {"_special", "_rewrites", "_dual", "_dual_layers", "_dual_rules"},
     {"_decoder", "_calculus", "_information", "_integrator"},
     {"_fisher", "_embedding", "_rao", "_score"},
     {"_von_mises_fisher", "_product"},

@@ -27,15 +27,15 @@ Tensors = tuple[Tensor, ...]
 Map = Callable[[Tensor], Tensors]
 
 
-def pushforward(f: Map, z: Tensor) -> tuple[Tensors, Tensors]:
+def pushforward(f: Map, z: Tensor, owner: object = None) -> tuple[Tensors, Tensors]:
     r"""Values and Jacobians of ``f`` at every code.
 
     For ``z`` of shape ``(*batch, d)`` and each output of shape ``(*batch, *out)``, the Jacobian has shape
     ``(d, *batch, *out)``: entry ``i`` is :math:`\partial f / \partial z_i`. Forward mode, ``1 + d`` passes in one sweep;
     where an operation of ``f`` has no forward-mode rule, two reverse sweeps take its place. By dual tensors where nothing is
-    differentiated once more.
+    differentiated once more; `owner` is the decoder behind ``f``, if there is one.
     """
-    known = None if torch.is_grad_enabled() else dual_jacobian(f, z)
+    known = None if torch.is_grad_enabled() else dual_jacobian(f, z, owner)
     return known or directional(f, z, _basis(z))
 
 
@@ -58,12 +58,12 @@ def _forward(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:
         return values_and_tangents(v)
 
 
-def jacobian(f: Map, z: Tensor) -> tuple[Tensors, Tensors]:
+def jacobian(f: Map, z: Tensor, owner: object = None) -> tuple[Tensors, Tensors]:
     """`pushforward` for when its results are constants.
 
     By dual tensors where all operations have a rule, else by two reverse sweeps, which cost torch less than forward mode does.
     """
-    known = dual_jacobian(f, z)
+    known = dual_jacobian(f, z, owner)
     if known is not None:
         return known
     try:

@@ -1,12 +1,14 @@
 """Rules of `DualTensor`: what operations make of a value and its derivatives; each takes the function and its arguments.
 
-With them come Jacobians of maps whose operations all have a rule.
+Those of layers are in `pullback._dual_layers`. With all of them come Jacobians of maps whose operations all have a rule.
 """
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -14,70 +16,12 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
 from pullback._dual import CONSTANT, METADATA, RULES, DualTensor, Refused, Rule
-
-
-def _scaled(x: DualTensor, y: Tensor, slope: Tensor) -> DualTensor:
-    """The function with the value ``y`` and the derivative `slope` at ``x``."""
-    out = torch.empty_like(x.carried, memory_format=torch.contiguous_format)
-    out[0] = y
-    torch.mul(x.carried[1:], slope, out=out[1:])
-    return DualTensor(out)
-
-
-def _activation(slope: Callable[[Tensor, Tensor], Tensor]) -> Rule:
-    """A function of one number, by its derivative in terms of argument and value."""
-
-    def rule(func: Rule, x: Any, *args: Any, **kwargs: Any) -> DualTensor:
-        if args or any(kwargs.values()):
-            return _elementwise(func, x, *args, **kwargs)
-        y = func(x.value)
-        return _scaled(x, y, slope(x.value, y))
-
-    return rule
-
-
-def _elementwise(func: Rule, x: Any, *args: Any, **kwargs: Any) -> DualTensor:
-    """Any function of one number, with its own options: torch knows the derivative."""
-    kwargs.pop("inplace", None)
-    if _any_dual((args, kwargs)) or not isinstance(x, DualTensor):
-        raise Refused(func.__name__)
-    with torch.inference_mode(False), torch.enable_grad():
-        free = x.value.detach().clone().requires_grad_()
-        y = func(free, *args, **kwargs)
-        (slope,) = torch.autograd.grad(y, free, torch.ones_like(y))
-    return _scaled(x, y.detach(), slope)
-
-
-def _any_dual(x: Any) -> bool:
-    if isinstance(x, (tuple, list, dict)):
-        return any(map(_any_dual, x.values() if isinstance(x, dict) else x))
-    return isinstance(x, DualTensor)
-
-
-def _affine(func: Rule, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> DualTensor:
-    """Layers ``x W + b``."""
-    if not isinstance(x, DualTensor) or _any_dual((weight, bias, args, kwargs)):
-        raise Refused(func.__name__)
-    if func is F.linear:
-        out = torch.mm(x.carried.flatten(0, -2), weight.T).unflatten(0, x.carried.shape[:-1])
-    else:  # convolutions know one batch dimension
-        flat = x.carried.flatten(0, 1)
-        out = func(flat, weight, None, *args, **kwargs).unflatten(0, x.carried.shape[:2])
-        bias = bias if bias is None else bias.reshape(-1, *[1] * (weight.ndim - 2))
-    if bias is not None:
-        out[0] += bias
-    return DualTensor(out)
-
-
-def _matmul(func: Rule, x: Any, y: Any) -> DualTensor:
-    if isinstance(x, DualTensor) and not isinstance(y, DualTensor) and x.ndim > 1 and y.ndim == 2:
-        return DualTensor(x.carried @ y)
-    raise Refused("matmul")
+from pullback._dual_layers import activation, affine, any_dual, batch_norm, dropout, elementwise, matmul, softmax
 
 
 def _mapped(func: Rule, x: Any, *args: Any, **kwargs: Any) -> Any:
     """Linear functions of the value, for all that is carried."""
-    if not isinstance(x, DualTensor) or _any_dual((args, kwargs)):
+    if not isinstance(x, DualTensor) or any_dual((args, kwargs)):
         raise Refused(func.__name__)
     result = torch.vmap(lambda y: func(y, *args, **kwargs))(x.carried)
     return DualTensor(result) if isinstance(result, Tensor) else type(result)(map(DualTensor, result))
@@ -85,8 +29,16 @@ def _mapped(func: Rule, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _reshaped(func: Rule, x: Any, *args: Any, **kwargs: Any) -> DualTensor:
     """Functions that give the numbers another shape, in their order."""
+    if any(isinstance(arg, torch.dtype) for arg in (*args, *kwargs.values())):
+        raise Refused("a view as other numbers")
     shape = func(x.value, *args, **kwargs).shape
     return DualTensor(x.carried.reshape(len(x.carried), *shape))
+
+
+def _padded(func: Rule, x: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
+    if value:
+        raise Refused("pad with numbers other than zero")
+    return _mapped(func, x, pad, mode)
 
 
 def _indexed(func: Rule, x: Any, index: Any) -> DualTensor:
@@ -154,36 +106,9 @@ def _quotient(func: Rule, x: Any, y: Any, *, rounding_mode: str | None = None) -
     return DualTensor(torch.cat([value, rest + u[1:] / v[:1] if isinstance(x, DualTensor) else rest]))
 
 
-def _softmax(func: Rule, x: Any, dim: int | None = None, **kwargs: Any) -> DualTensor:
-    if dim is None or kwargs.get("dtype") is not None:
-        raise Refused("softmax")
-    axis = dim if dim < 0 else dim - x.ndim
-    y, p = func(x.value, dim=axis), torch.softmax(x.value, axis)
-    rest = x.carried[1:]
-    centred = rest - (p * rest).sum(axis, keepdim=True)
-    return DualTensor(torch.cat([y[None], centred if "log" in func.__name__ else p * centred]))
-
-
-def _batch_norm(
-    func: Rule, x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, training: bool = False, **kwargs: Any
-) -> DualTensor:
-    """With running statistics, which make it linear."""
-    if training or mean is None or _any_dual((mean, var, weight, bias)):
-        raise Refused("batch_norm")
-    flat, shape = x.carried[1:].flatten(0, 1), x.carried[1:].shape[:2]
-    rest = func(flat, torch.zeros_like(mean), var, weight, None, **kwargs).unflatten(0, shape)
-    return DualTensor(torch.cat([func(x.value, mean, var, weight, bias, **kwargs)[None], rest]))
-
-
-def _dropout(func: Rule, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    if training:
-        raise Refused("dropout")
-    return x
-
-
 def _converted(func: Rule, x: Any, *args: Any, **kwargs: Any) -> DualTensor:
     """Copies, and other types of numbers."""
-    if not isinstance(x, DualTensor) or _any_dual((args, kwargs)):
+    if not isinstance(x, DualTensor) or any_dual((args, kwargs)):
         raise Refused(func.__name__)
     return DualTensor(func(x.carried, *args, **kwargs))
 
@@ -237,28 +162,29 @@ CONSTANT.update(
     )
 )
 
-_register(_activation(lambda x, y: 1 - y * y), "tanh")
-_register(_activation(lambda x, y: y * (1 - y)), "sigmoid expit")
-_register(_activation(lambda x, y: y), "exp")
-_register(_activation(lambda x, y: (x > 0).to(x.dtype)), "relu")
-_register(_activation(lambda x, y: 1 / x), "log")
-_register(_activation(lambda x, y: torch.sigmoid(x)), "softplus")
-_register(_activation(lambda x, y: 2 * x), "square")
-_register(_activation(lambda x, y: 0.5 / y), "sqrt")
+_register(activation(lambda x, y: 1 - y * y), "tanh")
+_register(activation(lambda x, y: y * (1 - y)), "sigmoid expit")
+_register(activation(lambda x, y: y), "exp")
+_register(activation(lambda x, y: (x > 0).to(x.dtype)), "relu")
+_register(activation(lambda x, y: 1 / x), "log")
+_register(activation(lambda x, y: torch.sigmoid(x)), "softplus")
+_register(activation(lambda x, y: 2 * x), "square")
+_register(activation(lambda x, y: 0.5 / y), "sqrt")
 _register(
-    _elementwise,
+    elementwise,
     "elu selu celu gelu silu mish softsign hardtanh hardswish hardsigmoid leaky_relu relu6 logsigmoid sin cos tan sinh cosh asin "
     "acos atan asinh acosh atanh log1p expm1 log2 log10 exp2 rsqrt reciprocal abs erf erfc lgamma digamma clamp clamp_min "
     "clamp_max pow __pow__ logit log_ndtr ndtr",
 )
-_register(_affine, "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
-_register(_matmul, "matmul mm __matmul__")
+_register(affine, "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
+_register(matmul, "matmul mm __matmul__")
 _register(_reshaped, "reshape view flatten unflatten squeeze unsqueeze ravel")
 _register(
     _mapped,
     "sum mean neg __neg__ negative transpose permute movedim swapaxes chunk split unbind narrow select flip roll cumsum repeat "
-    "pad interpolate avg_pool1d avg_pool2d avg_pool3d pixel_shuffle pixel_unshuffle diagonal tril triu diag_embed",
+    "interpolate avg_pool1d avg_pool2d avg_pool3d pixel_shuffle pixel_unshuffle diagonal tril triu diag_embed",
 )
+_register(_padded, "pad")
 _register(_indexed, "__getitem__")
 _register(_joined, "cat concat stack")
 _register(_sum, "add __add__ __radd__ sub subtract __sub__")
@@ -266,20 +192,26 @@ _register(_reversed(_sum, torch.sub), "__rsub__ rsub")
 _register(_product, "mul multiply __mul__ __rmul__")
 _register(_quotient, "div divide true_divide __truediv__")
 _register(_reversed(_quotient, torch.div), "__rtruediv__ __rdiv__")
-_register(_softmax, "softmax log_softmax")
-_register(_dropout, "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout")
+_register(softmax, "softmax log_softmax")
+_register(dropout, "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout")
 _register(_converted, "contiguous clone double float to type_as")
 _register(_broadcast, "broadcast_tensors")
 _register(_expanded, "expand broadcast_to")
-RULES[F.batch_norm] = _batch_norm
+RULES[F.batch_norm] = batch_norm
 RULES.update((func, _mapped) for func in _properties("mT T"))
 
 
+_REFUSING: weakref.WeakSet[Any] = weakref.WeakSet()  # owners of maps that were refused: they are not tried again
+
+
 def dual_jacobian(
-    f: Callable[[Tensor], tuple[Tensor, ...]], z: Tensor
+    f: Callable[[Tensor], tuple[Tensor, ...]], z: Tensor, owner: object = None
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
-    """Values and Jacobians ``(d, *batch, *out)`` of ``f`` at codes ``(*batch, d)``, as constants; None where an operation refuses."""
-    if peek_interpreter_stack() is not None:
+    """Values and Jacobians ``(d, *batch, *out)`` of ``f`` at codes ``(*batch, d)``, as constants; None where an operation refuses.
+
+    The `owner` of ``f``, a decoder, is remembered then: it is called twice once, and not again and again.
+    """
+    if peek_interpreter_stack() is not None or _known(owner):
         return None
     d = z.shape[-1]
     carried = z.new_zeros(1 + d, *z.shape)
@@ -287,10 +219,20 @@ def dual_jacobian(
     carried[1:].diagonal(0, 0, -1).fill_(1)
     try:
         with torch.no_grad():
-            results = f(DualTensor(carried))
+            results = [y.carried for y in f(DualTensor(carried)) if isinstance(y, DualTensor) or _refuse()]
     except (Refused, RuntimeError, TypeError, AttributeError, ValueError, IndexError):
+        with contextlib.suppress(TypeError):  # not all owners can be remembered
+            _REFUSING.add(owner)
         return None  # torch's own way will say what is wrong, if anything is
-    carried = [y.carried for y in results if isinstance(y, DualTensor)]
-    if len(carried) < len(results):
-        return None
-    return tuple(y[0] for y in carried), tuple(y[1:] for y in carried)
+    return tuple(y[0] for y in results), tuple(y[1:] for y in results)
+
+
+def _known(owner: object) -> bool:
+    try:
+        return owner in _REFUSING
+    except TypeError:
+        return False
+
+
+def _refuse() -> NoReturn:
+    raise Refused("a result that does not depend on the code, or has lost its derivatives")

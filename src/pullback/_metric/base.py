@@ -49,7 +49,7 @@ class Metric(abc.ABC):
             assert dual is not None
             return dual[:1] if dual[0] is dual[1] else dual
 
-        return jacobian(parts, z)
+        return jacobian(parts, z, getattr(self, "decoder", None))
 
     def inner(
         self, z: Float[Tensor, "*batch d"], u: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"]

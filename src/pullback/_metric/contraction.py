@@ -28,7 +28,7 @@ def pulled_back(rule: Rule, decoder: Decoder, z: Tensor) -> Tensor:
         found[:] = [rule(decode(observed(decoder), z))]
         return (found[0].eta,)
 
-    (eta,), (tangents,) = pushforward(coordinates, z.contiguous())  # codes may share memory
+    (eta,), (tangents,) = pushforward(coordinates, z.contiguous(), decoder)  # codes may share memory
     check_finite(eta, z)
     M = contracted(found[0], eta, tangents, z.ndim - 1)
     check_finite(M, z, what="derivatives")

@@ -77,7 +77,7 @@ class FisherRaoMetric(Metric):
             found[:] = [] if info is None else [(p, info)]
             return _distinct(embed(p, origin=base), z.ndim - 1) if info is None else (info.eta,)
 
-        values, tangents = jacobian(parts, z)
+        values, tangents = jacobian(parts, z, self.decoder)
         if not found:
             return values, tangents
         p, info = found[0]

@@ -81,7 +81,7 @@ class Frame:
             known[:] = [_information(metric, x)]
             return (known[0].eta,)
 
-        (values,), (tangents,) = jacobian(eta, z)
+        (values,), (tangents,) = jacobian(eta, z, getattr(metric, "decoder", None))
         return cls(metric, z, values, tangents, known[0].root)
 
     def pushed(self) -> Tensor:
