@@ -1,15 +1,11 @@
-"""Dual tensors against torch's own forward mode, rule by rule; and what has no rule is refused, not guessed."""
+"""Dual tensors against torch's own forward mode, rule by rule."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Categorical, Independent, Normal
 
-import pullback as pb
-from pullback import _calculus
-from pullback._calculus import jacobian, pushforward
-from pullback._dual import RULES, DualTensor, Refused, values_only
+from pullback._calculus import pushforward
 from pullback._dual_rules import dual_jacobian
 
 generator = torch.Generator().manual_seed(3)
@@ -17,7 +13,7 @@ W = torch.randn(2, 6, dtype=torch.float64, generator=generator)
 KERNEL = torch.randn(2, 1, 3, 3, dtype=torch.float64, generator=generator)
 C = torch.rand(6, dtype=torch.float64, generator=generator) + 0.5
 
-SCRIPTED = torch.jit.script(nn.Linear(2, 3).double())
+LOWER = torch.eye(6, dtype=torch.float64) + torch.ones(6, 6, dtype=torch.float64).tril(-1)
 
 
 @pytest.fixture
@@ -155,6 +151,20 @@ def test_options(f, z):
         lambda x: x.mean(-1, keepdim=True).expand(5, 3, 4),
         lambda x: x.mean(-1).expand(2, -1, -1),
         lambda x: x.to(torch.float32),
+        lambda x: C.to(torch.float32).type_as(x) * x,
+        lambda x: torch.where(x > 0, x, 0.1 * x * x),
+        lambda x: torch.where(C > 1, x, 0.1),
+        lambda x: torch.where(x > 0, C, x.sin()),
+        lambda x: torch.where(torch.ones(2, 1, 1, 1, dtype=torch.bool), x[0], x[0].exp()),
+        lambda x: torch.logsumexp(x, -1),
+        lambda x: x.logsumexp(1, keepdim=True),
+        lambda x: F.normalize(x, dim=-1),
+        lambda x: F.normalize(x, dim=1),
+        lambda x: torch.linalg.vector_norm(x, dim=-1),
+        lambda x: torch.linalg.vector_norm(x, dim=0, keepdim=True),
+        lambda x: F.layer_norm(x, (6,)),
+        lambda x: F.layer_norm(x, (3, 6), C.expand(3, 6), C.expand(3, 6), 1e-3),
+        lambda x: torch.linalg.solve_triangular(LOWER, x.mT, upper=False),
     ],
 )
 def test_arithmetic(f, z):
@@ -172,6 +182,9 @@ def test_arithmetic(f, z):
         lambda x: x.unsqueeze(0),
         lambda x: x[:, 1:, ::2],
         lambda x: x[2],
+        lambda x: x[..., torch.tensor([0, 2, 2])],
+        lambda x: x[:, torch.tensor([0, 2]), torch.tensor([1, 5])],
+        lambda x: x[C.expand(5, 3, 6) > 1],
         lambda x: x.transpose(0, 1),
         lambda x: x.permute(2, 0, 1),
         lambda x: x.movedim(-1, 0),
@@ -211,92 +224,5 @@ def test_layers(z):
             check(lambda x, layer=layer: layer(image(x)), flat)
 
 
-FAMILIES = [
-    lambda h: Bernoulli(logits=h),
-    lambda h: Bernoulli(probs=torch.sigmoid(h)),
-    lambda h: Independent(Normal(h, F.softplus(h) + 0.1), 1),
-    lambda h: Categorical(logits=h),
-    lambda h: pb.Product(Bernoulli(logits=h[..., :3]), Normal(h[..., 3:], 0.3)),
-]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_frames_are_those_of_automatic_differentiation(family, z, monkeypatch):
-    metric = pb.FisherRaoMetric(lambda x: family(torch.tanh(x @ W)))
-    first = metric.frame(z)
-    monkeypatch.setattr(_calculus, "dual_jacobian", lambda f, z, owner: None)
-    second = metric.frame(z)
-    torch.testing.assert_close(first, second, rtol=1e-11, atol=1e-12)
-
-
-def forgetful(x: Tensor) -> Tensor:
-    return (x @ W).clone().mul_(2)
-
-
-def indexed(x: Tensor) -> Tensor:
-    return (x @ W)[..., torch.tensor([0, 2])]
-
-
-@pytest.mark.parametrize(
-    "f",
-    [
-        forgetful,
-        indexed,
-        lambda x: F.layer_norm(x @ W, (6,)),
-        lambda x: SCRIPTED(x),
-        lambda x: torch.tanh(x @ W, out=torch.empty(5, 3, 6, dtype=x.dtype)) if isinstance(x, DualTensor) else x @ W,
-        lambda x: torch.special.i0(x @ W),
-        lambda x: F.pad(x @ W, (1, 1), value=1.0),
-        lambda x: F.conv1d((x @ W)[0], torch.ones(2, 3, 2, dtype=x.dtype)),
-        lambda x: x.detach() @ W,
-        lambda x: F.softplus(C * torch.ones(5, 3, 6, dtype=x.dtype), beta=2),
-    ],
-)
-def test_what_has_no_rule_is_differentiated_by_torch(f, z):
-    assert dual_jacobian(lambda x: (f(x),), z) is None
-    values, tangents = jacobian(lambda x: (f(x),), z)
-    other = pushforward(lambda x: (f(x),), z)
-    torch.testing.assert_close((values, tangents), other, rtol=1e-12, atol=1e-12)
-
-
-def test_nothing_uses_a_dual_tensor_behind_our_back():
-    x = DualTensor(torch.ones(3, 4))
-    for use in (
-        lambda: x.numpy(),
-        lambda: x.add_(1),
-        lambda: x.tolist(),
-        lambda: torch.linalg.svd(x),
-        lambda: x.view(torch.int32),
-        lambda: x.item(),
-    ):
-        with pytest.raises(Refused):
-            use()
-    with values_only():
-        y = torch.linalg.vector_norm(x)
-    assert type(y) is Tensor
-    assert float(y) == 2
-    assert x.shape == (4,)
-    assert x.ndim == 1
-    assert x.dtype == torch.float32
-
-
-def test_a_decoder_that_refuses_is_tried_once(z):
-    kinds = []
-
-    def decoder(x):
-        kinds.append(isinstance(x, DualTensor))
-        return Bernoulli(logits=F.layer_norm(x @ W, (6,)))
-
-    metric = pb.FisherRaoMetric(decoder)
-    for _ in range(3):
-        metric.frame(z)
-    assert kinds == [True, False, False, False]
-
-
 def test_control_flow_sees_values(z):
     check(lambda x: x @ W if bool((x.sum() > 0).all()) else 2 * (x @ W), z)
-
-
-def test_every_rule_belongs_to_a_function_of_torch():
-    assert len(RULES) > 150
-    assert all(callable(func) for func in RULES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ def matmul(func: Rule, x: Any, y: Any) -> DualTensor:
 def softmax(func: Rule, x: Any, dim: int | None = None, **kwargs: Any) -> DualTensor:
     if dim is None or kwargs.get("dtype") is not None:
         raise Refused("softmax")
-    axis = dim if dim < 0 else dim - x.ndim
+    axis = _from_the_end(x, dim)
     y, p = func(x.value, dim=axis), torch.softmax(x.value, axis)
     rest = x.carried[1:]
     centred = rest - (p * rest).sum(axis, keepdim=True)
@@ -97,3 +97,58 @@ def dropout(func: Rule, x: Any, p: float = 0.5, training: bool = True, inplace: 
     if training:
         raise Refused("dropout")
     return x
+
+
+def log_sum_exp(func: Rule, x: Any, dim: int, keepdim: bool = False) -> DualTensor:
+    axis = _from_the_end(x, dim)
+    y, p = torch.logsumexp(x.value, axis, keepdim), torch.softmax(x.value, axis)
+    return DualTensor(torch.cat([y[None], (p * x.carried[1:]).sum(axis, keepdim)]))
+
+
+def normalize(func: Rule, x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> DualTensor:
+    """Directions of vectors longer than `eps`."""
+    axis = _from_the_end(x, dim)
+    norm = _positive_norm(x, p, axis, eps)
+    y, rest = x.value / norm, x.carried[1:]
+    return DualTensor(torch.cat([y[None], (rest - y * (y * rest).sum(axis, keepdim=True)) / norm]))
+
+
+def vector_norm(func: Rule, x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False) -> DualTensor:
+    if not isinstance(dim, int):
+        raise Refused("norm of all numbers")
+    axis = _from_the_end(x, dim)
+    norm = _positive_norm(x, ord, axis, 0.0)
+    out = torch.cat([norm[None], (x.value * x.carried[1:]).sum(axis, keepdim=True) / norm])
+    return DualTensor(out if keepdim else out.squeeze(axis))
+
+
+def _positive_norm(x: DualTensor, order: float, axis: int, least: float) -> Tensor:
+    norm = torch.linalg.vector_norm(x.value, dim=axis, keepdim=True)
+    if order != 2 or bool((norm <= least).any()):
+        raise Refused("a norm without a derivative")
+    return norm
+
+
+def layer_norm(
+    func: Rule, x: Any, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> DualTensor:
+    dims = tuple(range(-len(shape), 0))
+    var, mean = torch.var_mean(x.value, dims, correction=0, keepdim=True)
+    scale = torch.rsqrt(var + eps)
+    y, rest = (x.value - mean) * scale, x.carried[1:]
+    rest = scale * (rest - rest.mean(dims, keepdim=True) - y * (y * rest).mean(dims, keepdim=True))
+    out = torch.cat([y[None], rest])
+    out = out if weight is None else out * weight
+    if bias is not None:
+        out[0] += bias
+    return DualTensor(out)
+
+
+def solve_triangular(func: Rule, a: Any, b: Any, **kwargs: Any) -> DualTensor:
+    if isinstance(a, DualTensor) or a.ndim > b.ndim:
+        raise Refused("solve_triangular")
+    return DualTensor(func(a, b.carried, **kwargs))
+
+
+def _from_the_end(x: DualTensor, dim: int) -> int:
+    return dim if dim < 0 else dim - x.ndim

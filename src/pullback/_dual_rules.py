@@ -16,7 +16,21 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
 from pullback._dual import CONSTANT, METADATA, RULES, DualTensor, Refused, Rule
-from pullback._dual_layers import activation, affine, any_dual, batch_norm, dropout, elementwise, matmul, softmax
+from pullback._dual_layers import (
+    activation,
+    affine,
+    any_dual,
+    batch_norm,
+    dropout,
+    elementwise,
+    layer_norm,
+    log_sum_exp,
+    matmul,
+    normalize,
+    softmax,
+    solve_triangular,
+    vector_norm,
+)
 
 
 def _mapped(func: Rule, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,8 +56,14 @@ def _padded(func: Rule, x: Any, pad: Any, mode: str = "constant", value: float |
 
 
 def _indexed(func: Rule, x: Any, index: Any) -> DualTensor:
+    """Slices, and arrays of places where these stand together and alone."""
     index = index if isinstance(index, tuple) else (index,)
-    if not isinstance(x, DualTensor) or not all(i is None or i is ... or isinstance(i, (int, slice)) for i in index):
+    arrays = [k for k, i in enumerate(index) if isinstance(i, Tensor)]
+    simple = all(i is None or i is ... or isinstance(i, slice) or (isinstance(i, int) and not arrays) for i in index)
+    together = arrays == list(range(arrays[0], arrays[0] + len(arrays))) if arrays else True
+    others = [i for i in index if not isinstance(i, Tensor)]
+    plain = all(i is None or i is ... or isinstance(i, slice) for i in others) and not any_dual(index)
+    if not isinstance(x, DualTensor) or not (simple or (plain and together)):
         raise Refused("an index")
     return DualTensor(x.carried[(slice(None), *index)])
 
@@ -53,6 +73,21 @@ def _joined(func: Rule, parts: Sequence[Any], dim: int = 0) -> DualTensor:
     (num,) = {len(x.carried) for x in parts if isinstance(x, DualTensor)}
     dim = dim + 1 if dim >= 0 else dim
     return DualTensor(func([x.carried if isinstance(x, DualTensor) else _constant(x, num) for x in parts], dim=dim))
+
+
+def _where(func: Rule, condition: Any, x: Any, y: Any) -> DualTensor:
+    dual = x if isinstance(x, DualTensor) else y
+    if isinstance(condition, DualTensor) or not isinstance(dual, DualTensor):
+        raise Refused("where")
+    num, ndim = len(dual.carried), max(v.ndim for v in (condition, x, y) if isinstance(v, Tensor))
+    first = torch.arange(num, device=dual.device).reshape(-1, *[1] * ndim) == 0
+
+    def carried(v: Any) -> Tensor:
+        if isinstance(v, DualTensor):
+            return v.carried.reshape(num, *[1] * (ndim - v.ndim), *v.shape)
+        return torch.where(first, torch.as_tensor(v, dtype=dual.dtype, device=dual.device), 0)
+
+    return DualTensor(torch.where(condition, carried(x), carried(y)))
 
 
 def _constant(x: Tensor, num: int) -> Tensor:
@@ -106,8 +141,10 @@ def _quotient(func: Rule, x: Any, y: Any, *, rounding_mode: str | None = None) -
     return DualTensor(torch.cat([value, rest + u[1:] / v[:1] if isinstance(x, DualTensor) else rest]))
 
 
-def _converted(func: Rule, x: Any, *args: Any, **kwargs: Any) -> DualTensor:
+def _converted(func: Rule, x: Any, *args: Any, **kwargs: Any) -> Any:
     """Copies, and other types of numbers."""
+    if not isinstance(x, DualTensor) and isinstance(args[0], DualTensor):
+        return func(x, args[0].value, *args[1:], **kwargs)
     if not isinstance(x, DualTensor) or any_dual((args, kwargs)):
         raise Refused(func.__name__)
     return DualTensor(func(x.carried, *args, **kwargs))
@@ -197,7 +234,13 @@ _register(dropout, "dropout dropout1d dropout2d dropout3d alpha_dropout feature_
 _register(_converted, "contiguous clone double float to type_as")
 _register(_broadcast, "broadcast_tensors")
 _register(_expanded, "expand broadcast_to")
+_register(_where, "where")
+_register(log_sum_exp, "logsumexp")
+_register(normalize, "normalize")
+RULES[torch.linalg.vector_norm] = vector_norm
 RULES[F.batch_norm] = batch_norm
+RULES[F.layer_norm] = layer_norm
+RULES[torch.linalg.solve_triangular] = solve_triangular
 RULES.update((func, _mapped) for func in _properties("mT T"))
 
 

@@ -120,7 +120,11 @@ def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
     costs less than half. Counted from an origin, half of it has the tangent :math:`\tanh\frac{l - l_0}{4} \cdot \frac{c}{2 - c}` with
     :math:`c = 1 - \tanh\frac l4 \tanh\frac{l_0}4`, and *c* is a sum of the complements of the two factors.
     """
-    if origin is None and not (torch.is_grad_enabled() or is_functorch_wrapped_tensor(logits)):
+    if (
+        origin is None
+        and type(logits) is Tensor
+        and not (torch.is_grad_enabled() or is_functorch_wrapped_tensor(logits))
+    ):
         return _arc_of_root_odds((0.5 * logits).exp_())  # the same, fast, where no derivative is wanted
     if origin is None:
         sign = _sign(logits)
