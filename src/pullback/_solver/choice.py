@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from pullback._solver.base import Status
+from pullback._solver.descent import Descent
 from pullback._solver.levels import Measurement, Paths, resample
-from pullback._solver.newton import Descent
 
+_SOFTEST = 10.0  # by which the error of a path may grow for its softness
 BIAS = 8.0  # what a pull adds to the length, over its share of the energy: 6 to 10 in decoders with unused dimensions
 
 
@@ -77,7 +78,9 @@ def spectral_error(paths: Paths, descent: Descent, found: Measurement, worse: Te
     scale = _scale(paths, found)
     unsteady = (found.energy - found.length.square()).clamp_min(0) / scale
     # paths that minimise the approximate energy are longer than the minimum by a tenth of that, seldom more than half
-    estimate = 0.5 * torch.maximum(change, unsteady) + descent.left / scale
+    # a soft path gives way to small forces; one that looked like a saddle does not if its exact Hessian is positive definite
+    softness = torch.where(descent.softness.isinf() & descent.known, 1.0, descent.softness.clamp_max(_SOFTEST))
+    estimate = 0.5 * softness * torch.maximum(change, unsteady) + descent.left / scale
     return torch.where(worse, (found.energy - paths.energy).abs() / scale, estimate)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pullback._solver.base import Status
+from pullback._solver.descent import Descent
 from pullback._solver.discrete import Expansion, equal_times
 from pullback._solver.rows import merge, put, take
 from pullback._solver.tridiagonal import solve_tridiagonal
@@ -29,54 +30,6 @@ class Objective(Protocol):
     def energy(self, nodes: Tensor, times: Tensor, pull: Tensor) -> Tensor: ...
 
     def expand(self, nodes: Tensor, exact: Tensor, times: Tensor, pull: Tensor) -> Expansion: ...
-
-
-@dataclass
-class Descent:
-    """Curves on their way down, one entry a curve in every field."""
-
-    index: Tensor  # position in the caller's batch
-    nodes: Tensor  # (B, T + 1, d)
-    times: Tensor  # (B, T): shares of the segments in the time, which add to 1
-    energy: Tensor
-    damping: Tensor
-    pull: Tensor  # weight of the Euclidean energy
-    held: Tensor  # (B, n, k, k): guess of the curvature, used where the expansion has none of its own; empty if there is none
-    rtol: Tensor  # share of the energy that may be left to gain
-    growth: Tensor  # factor by which the next rejection raises the damping
-    predicted: Tensor  # decrease predicted for the last accepted step
-    progress: Tensor  # running mean of the decrease by accepted steps
-    left: Tensor  # estimate of the decrease still to come
-    exact: Tensor  # whether the expansion holds the exact Hessian
-    barred: Tensor  # whether the exact Hessian here is not positive definite
-    border: Tensor  # whether a step met a decoder that is not finite, and none has been taken freely since
-    status: Tensor
-    num_steps: Tensor
-
-    @classmethod
-    def start(cls, nodes: Tensor, times: Tensor, damping: Tensor, pull: Tensor, held: Tensor, rtol: Tensor) -> Descent:
-        batch = torch.arange(nodes.shape[0], device=nodes.device)
-        off = torch.zeros_like(batch, dtype=torch.bool)
-        full = torch.full_like
-        return cls(
-            index=batch,
-            nodes=nodes.clone(),
-            times=times,
-            energy=full(damping, torch.nan),
-            damping=damping.clone(),
-            pull=pull,
-            held=held,
-            rtol=rtol,
-            growth=full(damping, 4.0),
-            predicted=full(damping, torch.inf),
-            progress=full(damping, torch.inf),
-            left=full(damping, 0.0),
-            exact=off,
-            barred=off.clone(),
-            border=off.clone(),
-            status=full(batch, Status.MAX_STEPS),
-            num_steps=torch.zeros_like(batch),
-        )
 
 
 @dataclass(frozen=True)
@@ -131,6 +84,20 @@ class Minimizer:
         )
         return result
 
+    def _outlook(
+        self, curves: Descent, model: Expansion, predicted: Tensor, positive: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Which curves are near enough for the exact Hessian, which take their last step, and the decrease still to come after it."""
+        first, saddle = curves.predicted.isinf(), curves.softness.isinf()
+        rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
+        near = positive & ~curves.barred & (predicted < self.exact_below * model.energy)
+        near &= saddle | (~first & (rate > self.exact_above))
+        start = torch.where(curves.guessed, _HELD_TAIL, 1.0)
+        tail = torch.where(first, start, rate / (1 - rate).clamp_min(0.1))  # of a geometric series
+        left = predicted * torch.where(curves.newton, torch.minimum(tail, 10 * predicted / model.energy), tail)
+        last = positive & (curves.damping <= 1.0) & (left <= curves.rtol * model.energy)
+        return near, last & (~saddle | curves.known), left
+
     def _look(
         self, objective: Objective, curves: Descent, model: Expansion, trial: Tensor, near: Tensor, last: Tensor
     ) -> Expansion:
@@ -149,14 +116,10 @@ class Minimizer:
         step, predicted, positive = _solve(curves, model)
         trial = curves.nodes.clone()
         trial[:, 1:-1] += step
-        first, guessed = curves.predicted.isinf(), _guessed(curves)
-        rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
-        near = ~first & positive & ~curves.barred & objective.curved & (rate > self.exact_above)
-        near &= predicted < self.exact_below * model.energy
-        start = torch.where(guessed, _HELD_TAIL, 1.0)
-        tail = torch.where(first, start, rate / (1 - rate).clamp_min(0.1))  # of a geometric series
-        left = predicted * torch.where(_newton(curves), torch.minimum(tail, 10 * predicted / model.energy), tail)
-        last = positive & (curves.damping <= 1.0) & (left <= curves.rtol * model.energy)
+        first, guessed = curves.predicted.isinf(), curves.guessed
+        _soften(curves, model, predicted, first & guessed)
+        near, last, left = self._outlook(curves, model, predicted, positive)
+        near &= objective.curved
         ahead = self._look(objective, curves, model, trial, near, last)
         noise = 64 * torch.finfo(trial.dtype).eps * model.energy
         flat = positive & (predicted <= noise)
@@ -187,16 +150,6 @@ class Minimizer:
         return _retire(result, curves, model, converged | stalled, status)
 
 
-def _newton(curves: Descent) -> Tensor:
-    """Which curves take a step of Newton's, hardly damped: the next one is then of second order in this one."""
-    return curves.exact & ~curves.barred & (curves.damping <= 1e-3)
-
-
-def _guessed(curves: Descent) -> Tensor:
-    """Which curves take steps with a guessed curvature."""
-    return (curves.held != 0).flatten(1).any(-1)
-
-
 def _expand_some(
     objective: Objective, ahead: Expansion, curves: Descent, trial: Tensor, near: Tensor, rows: Tensor
 ) -> None:
@@ -216,21 +169,30 @@ def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
     scale = (scale + 1e-2 * scale.mean(-1, keepdim=True)) / num_segments**2
     damped = curves.damping[:, None, None] * scale
     hessian = model.diagonal + torch.diag_embed(damped)
-    exact = curves.exact & ~curves.barred
+    exact = curves.known
     guess = curves.held if curves.held.numel() else 0.0
     full = hessian + torch.where(exact[:, None, None, None], model.curvature, guess)
     step, positive = solve_tridiagonal(full, model.upper, -model.gradient)
-    saddle = (exact | _guessed(curves)) & ~positive
+    saddle = (exact | curves.guessed) & ~positive
     if saddle.any():
         step[saddle], positive[saddle] = solve_tridiagonal(
             hessian[saddle], model.upper[saddle], -model.gradient[saddle]
         )
         curves.barred |= saddle & exact
+        curves.softness = torch.where(saddle & ~exact, torch.inf, curves.softness)
         curves.held = torch.where(saddle[:, None, None, None], 0.0, curves.held)
     predicted = 0.5 * (damped * step * step - model.gradient * step).sum((1, 2))
     positive = positive & torch.isfinite(predicted)
     step = torch.where(positive[:, None, None], step, 0.0).flatten(1)
     return step[:, : (num_segments - 1) * d].unflatten(1, (-1, d)), predicted, positive
+
+
+def _soften(curves: Descent, model: Expansion, predicted: Tensor, rows: Tensor) -> None:
+    """Says how much further the guessed curvature lets curves fall than Gauss-Newton would."""
+    if rows.any():
+        plain = take(curves, rows)
+        plain.held = torch.zeros_like(plain.held)
+        curves.softness[rows] = (predicted[rows] / _solve(plain, take(model, rows))[1]).nan_to_num(1.0).clamp_min(1.0)
 
 
 def _moved(

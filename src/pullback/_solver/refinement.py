@@ -31,12 +31,13 @@ from pullback._curve import Polyline
 from pullback._solver import spectral
 from pullback._solver.base import Solution, Status
 from pullback._solver.choice import BIAS, chosen, smooth_error, spectral_error, straight_error
+from pullback._solver.descent import Descent
 from pullback._solver.discrete import DiscreteEnergy, pull_energy, total_energy
 from pullback._solver.effort import COARSE_STEPS, WALLED_SEGMENTS, Effort
 from pullback._solver.elements import DEGREE
 from pullback._solver.grading import uneven
 from pullback._solver.levels import Paths, assemble, join, measure, measure_straight, prepare, spread
-from pullback._solver.newton import Descent, Minimizer
+from pullback._solver.newton import Minimizer
 from pullback._solver.rows import take
 from pullback._solver.straight import StraightEnergy
 
@@ -51,7 +52,6 @@ _PULL = 1e-2  # Euclidean energy mixed in there, as a share of the energy of the
 _GRADED_PULL = 3e-3  # the same for graded paths, at first
 _RELAXATION = 3.0  # by which it falls from solve to solve
 _RELAXED_SEGMENTS = 32  # a level on which it may fall without more segments
-_LOOSE = 1e-4  # errors aimed at from which on the curvature of elements is not worth its price
 _TRIED = 32  # segments up to which paths stay in elements that do not fit them yet
 _CLOSE = 0.1  # if finer chords see at most so much more
 
@@ -151,7 +151,7 @@ class Refinement:
         new = chosen(paths, descent, found, worse, error, spectral.evened(descent.nodes))
         done = self._judge(new, paths, descent, worse, aim, last)
         bent = ~done & ~worse
-        if level == DEGREE and aim < _LOOSE and bent.any():
+        if level == DEGREE and bent.any():
             new.bend[bent] = energy.bends(descent.nodes[bent])
         stay = ~worse | (level < _TRIED)
         routes = {(_ELEMENTS, 2 * level): stay, (_CHORDS, 2 * level): ~stay}
