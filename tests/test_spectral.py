@@ -120,6 +120,33 @@ def test_curvature_of_one_element_serves_several():
     assert (helped / plain)[far].median() < 0.1
 
 
+def test_softness_is_what_the_guessed_curvature_adds_to_the_fall_of_a_path():
+    """½ gᵀH⁻¹g with and without it, by dense matrices; infinite, and no harm done, where the guess makes a saddle."""
+    metric = decoded(FAMILIES["Bernoulli"], 60)
+    generator = torch.Generator().manual_seed(2)
+    a, b = 2 * torch.randn(2, 6, 2, dtype=DOUBLE, generator=generator)
+    nodes = spectral.placed(torch.stack([torch.lerp(a, b, t) for t in torch.linspace(0, 1, 5).tolist()], 1), 2 * DEGREE)
+    energy, light = energy_of(metric, nodes), torch.full((6,), 1e-9, dtype=DOUBLE)
+    start = Minimizer(0.0, 3).run(energy, nodes, torch.full_like(light, 0.1)).nodes
+    held = spectral.held(energy.bends(spectral.placed(spectral.evened(start), DEGREE)), 2)
+    model = energy.expand(start, torch.zeros(6, dtype=torch.bool), light, light)
+    falls = []
+    for guess in (torch.zeros_like(held), held):
+        model.curvature = guess
+        g = model.gradient.flatten(1)[:, :-2]
+        falls.append(torch.stack([0.5 * g[i] @ torch.linalg.solve(dense(model, i), g[i]) for i in range(6)]))
+    positive = torch.stack([torch.linalg.eigvalsh(dense(model, i))[0] > 0 for i in range(6)])
+    found = Minimizer(0.0, 1).run(energy, start, light, held=held)
+    assert positive.sum() >= 3
+    torch.testing.assert_close(
+        found.softness[positive], (falls[1] / falls[0]).clamp_min(1)[positive], rtol=1e-5, atol=0
+    )
+    assert found.softness[~positive].isinf().all()
+    wrong, plain = (Minimizer(0.0, 1).run(energy, start, light, held=x) for x in (-2 * model.diagonal, None))
+    assert wrong.softness.isinf().all()
+    torch.testing.assert_close(wrong.nodes, plain.nodes)
+
+
 def copies(family) -> pb.FisherRaoMetric:
     """A latent space that is the family itself, observed `COPIES` times: distances grow by the root of that."""
 

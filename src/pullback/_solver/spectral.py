@@ -8,7 +8,7 @@ as much bounds what a minimum of the approximate energy has above the true minim
 .. math:: E(z_h) - E(z) \le |E - E_h|(z_h) + |E - E_h|(z) .
 
 That is far too much in practice: what a path has above the minimum is mostly a tenth of the change, and the error that is claimed
-(`pullback._solver.choice`) is half of it.
+(`pullback._solver.choice`) is half of it, more for paths that are soft.
 """
 
 from __future__ import annotations
