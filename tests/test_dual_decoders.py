@@ -64,10 +64,17 @@ def indexed(x: Tensor) -> Tensor:
     return (x @ W)[0, ..., torch.tensor([0, 2])]
 
 
+def through_a_view(x: Tensor) -> Tensor:
+    h = x @ W
+    F.relu(h[..., :3], inplace=True)
+    return h.sin()
+
+
 @pytest.mark.parametrize(
     "f",
     [
         forgetful,
+        through_a_view,
         indexed,
         lambda x: F.group_norm((x @ W).reshape(15, 6), 2),
         lambda x: F.normalize(x @ W, p=1, dim=-1),
@@ -106,6 +113,17 @@ def test_nothing_uses_a_dual_tensor_behind_our_back():
     assert x.shape == (4,)
     assert x.ndim == 1
     assert x.dtype == torch.float32
+
+
+def test_what_is_done_in_place_is_done_for_all_who_hold_it(z):
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        h = x @ W
+        F.leaky_relu(h, 0.1, inplace=True)
+        return (h.sin(),)
+
+    known = dual_jacobian(f, z)
+    assert known is not None
+    torch.testing.assert_close(known, pushforward(f, z))
 
 
 def test_a_decoder_that_refuses_is_tried_once(z):

@@ -53,12 +53,19 @@ class DualTensor(Tensor):
     """A value and its derivatives; it has no memory of its own, so that nothing can use it behind our back."""
 
     carried: Tensor  # (1 + k, *shape)
+    shared: bool  # whether another one may look at the same numbers
 
     @staticmethod
     def __new__(cls, carried: Tensor) -> DualTensor:
         self = Tensor._make_wrapper_subclass(cls, carried.shape[1:], dtype=carried.dtype, device=carried.device)
-        self.carried = carried
+        self.carried, self.shared = carried, False
         return self
+
+    def view_of(self, carried: Tensor) -> DualTensor:
+        """Another look at the same numbers, or at some of them."""
+        view = DualTensor(carried)
+        view.shared = self.shared = True
+        return view
 
     @property
     def value(self) -> Tensor:

@@ -34,14 +34,18 @@ def activation(slope: Callable[[Tensor, Tensor], Tensor]) -> Rule:
 
 def elementwise(func: Rule, x: Any, *args: Any, **kwargs: Any) -> DualTensor:
     """Any function of one number, with its own options: torch knows the derivative."""
-    kwargs.pop("inplace", None)
-    if any_dual((args, kwargs)) or not isinstance(x, DualTensor):
+    inplace = kwargs.pop("inplace", False)
+    if any_dual((args, kwargs)) or not isinstance(x, DualTensor) or (inplace and x.shared):
         raise Refused(func.__name__)
     with torch.inference_mode(False), torch.enable_grad():
         free = x.value.detach().clone().requires_grad_()
         y = func(free, *args, **kwargs)
         (slope,) = torch.autograd.grad(y, free, torch.ones_like(y))
-    return _scaled(x, y.detach(), slope)
+    result = _scaled(x, y.detach(), slope)
+    if not inplace:
+        return result
+    x.carried = result.carried
+    return x
 
 
 def any_dual(x: Any) -> bool:

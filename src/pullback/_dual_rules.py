@@ -38,7 +38,7 @@ def _mapped(func: Rule, x: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(x, DualTensor) or any_dual((args, kwargs)):
         raise Refused(func.__name__)
     result = torch.vmap(lambda y: func(y, *args, **kwargs))(x.carried)
-    return DualTensor(result) if isinstance(result, Tensor) else type(result)(map(DualTensor, result))
+    return x.view_of(result) if isinstance(result, Tensor) else type(result)(map(x.view_of, result))
 
 
 def _reshaped(func: Rule, x: Any, *args: Any, **kwargs: Any) -> DualTensor:
@@ -46,7 +46,7 @@ def _reshaped(func: Rule, x: Any, *args: Any, **kwargs: Any) -> DualTensor:
     if any(isinstance(arg, torch.dtype) for arg in (*args, *kwargs.values())):
         raise Refused("a view as other numbers")
     shape = func(x.value, *args, **kwargs).shape
-    return DualTensor(x.carried.reshape(len(x.carried), *shape))
+    return x.view_of(x.carried.reshape(len(x.carried), *shape))
 
 
 def _padded(func: Rule, x: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
@@ -65,7 +65,7 @@ def _indexed(func: Rule, x: Any, index: Any) -> DualTensor:
     plain = all(i is None or i is ... or isinstance(i, slice) for i in others) and not any_dual(index)
     if not isinstance(x, DualTensor) or not (simple or (plain and together)):
         raise Refused("an index")
-    return DualTensor(x.carried[(slice(None), *index)])
+    return x.view_of(x.carried[(slice(None), *index)])
 
 
 def _joined(func: Rule, parts: Sequence[Any], dim: int = 0) -> DualTensor:
@@ -147,7 +147,7 @@ def _converted(func: Rule, x: Any, *args: Any, **kwargs: Any) -> Any:
         return func(x, args[0].value, *args[1:], **kwargs)
     if not isinstance(x, DualTensor) or any_dual((args, kwargs)):
         raise Refused(func.__name__)
-    return DualTensor(func(x.carried, *args, **kwargs))
+    return x.view_of(func(x.carried, *args, **kwargs))
 
 
 def _broadcast(func: Rule, *tensors: Any) -> tuple[Any, ...]:
@@ -160,7 +160,7 @@ def _broadcast(func: Rule, *tensors: Any) -> tuple[Any, ...]:
 def _expanded(func: Rule, x: Any, *shape: Any) -> DualTensor:
     target = x.value.expand(*shape).shape
     carried = x.carried.reshape(len(x.carried), *[1] * (len(target) - x.ndim), *x.shape)
-    return DualTensor(carried.expand(len(carried), *target))
+    return x.view_of(carried.expand(len(carried), *target))
 
 
 # -- which function has which rule -------------------------------------------------------------------------------------------
