@@ -102,14 +102,21 @@ class ElementEnergy:
         if self.isometric:
             frame = Frame.of(self.metric, z)
             return self.parts(z, z), [frame.pushed()], lambda forces: frame.hessians(forces[0])
-        origin = z[:, :1] if self.num_parts == 2 else None
+        values, tangents = self.metric.frame(z, origin=z[:, :1] if self.num_parts == 2 else None)
+        return values, tangents, lambda forces: self._hessians(z, forces, z[:, :1])
 
-        def pairing(x: Tensor, forces: list[Tensor]) -> Tensor:
-            products = [(part * f).sum(-1) for part, f in zip(self.parts(x, z[:, :1]), forces, strict=True)]
+    def hessians(self, z: Tensor, forces: list[Tensor], origin: Tensor) -> Tensor:
+        """The Hessians of the products of the embedding with forces, without the rest of the frame."""
+        if self.isometric:
+            return Frame.of(self.metric, z).hessians(forces[0])
+        return self._hessians(z, forces, origin)
+
+    def _hessians(self, z: Tensor, forces: list[Tensor], origin: Tensor) -> Tensor:
+        def pairing(x: Tensor) -> Tensor:
+            products = [(part * f).sum(-1) for part, f in zip(self.parts(x, origin), forces, strict=True)]
             return torch.stack(products).sum(0)
 
-        values, tangents = self.metric.frame(z, origin=origin)
-        return values, tangents, lambda forces: constant_hessian(lambda x: pairing(x, forces), z)
+        return constant_hessian(pairing, z)
 
     def symmetric(self, hessians: Tensor) -> Tensor:
         """What second derivatives along the forces add to the Hessian of the energy."""

@@ -84,7 +84,8 @@ class Refinement:
 
     def _start(self, nodes: Tensor) -> tuple[dict[Key, list[Paths]], list[Paths]]:
         """Sends each start path to the coarsest level whose chords see what finer ones see; bad ones are done at once."""
-        num_segments = min(256, self.effort.max_segments) if nodes.shape[1] > 2 else 4 * self.effort.min_segments
+        factor = 2 if self.effort.spectral else 4  # elements are measured on many points in any case
+        num_segments = min(256, self.effort.max_segments) if nodes.shape[1] > 2 else factor * self.effort.min_segments
         start = Polyline(nodes).resample(num_segments + 1)
         paths = Paths.start(start, spectral.INNER if self.effort.spectral else 0)
         chords = self.discrete.chords(start, num_segments // self.effort.min_segments)

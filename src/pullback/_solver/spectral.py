@@ -101,11 +101,12 @@ class SpectralEnergy:
         return torch.cat([self._bends(chunk) for chunk in nodes.split(size)])
 
     def _bends(self, nodes: Tensor) -> Tensor:
-        self.discrete.work.add(nodes.shape[:2].numel() * 3 * (1 + nodes.shape[-1]))
-        values, _, hessians = self.elements.frame(nodes)
-        forces = [2 * table("stiffness", nodes) @ (x - x[:, :1]) for x in reversed(values)]
-        whole = self.elements.symmetric(hessians(forces))
-        return whole[:, 1:-1] / table("weights", nodes)[1:-1, None, None]
+        inner, origin = nodes[:, 1:-1], nodes[:, :1]
+        self.discrete.work.add(nodes.shape[:2].numel() + inner.shape[:2].numel() * 3 * (1 + nodes.shape[-1]))
+        values = self.elements.parts(nodes, origin)
+        forces = [2 * table("stiffness", nodes)[1:-1] @ (x - x[:, :1]) for x in reversed(values)]
+        hessians = self.elements.symmetric(self.elements.hessians(inner, forces, origin))
+        return hessians / table("weights", nodes)[1:-1, None, None]
 
 
 def _once(values: Tensor) -> Tensor:
