@@ -25,6 +25,7 @@ from torch import Tensor
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}  # by the function of torch they are for; see `pullback._dual_rules`
 METADATA: set[Any] = set()  # functions that look at no numbers
+WRITTEN_OUT: dict[Any, Rule] = {}  # functions as expressions in others
 CONSTANT: set[Any] = set()  # functions whose derivative is nowhere other than zero
 
 
@@ -76,6 +77,8 @@ class DualTensor(Tensor):
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in WRITTEN_OUT and not _MODE.primal:
+            return WRITTEN_OUT[func](*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             if func in METADATA:
                 return func(*args, **kwargs)

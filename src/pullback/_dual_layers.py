@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -109,43 +109,16 @@ def log_sum_exp(func: Rule, x: Any, dim: int, keepdim: bool = False) -> DualTens
     return DualTensor(torch.cat([y[None], (p * x.carried[1:]).sum(axis, keepdim)]))
 
 
-def normalize(func: Rule, x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> DualTensor:
-    """Directions of vectors longer than `eps`."""
-    axis = _from_the_end(x, dim)
-    norm = _positive_norm(x, p, axis, eps)
-    y, rest = x.value / norm, x.carried[1:]
-    return DualTensor(torch.cat([y[None], (rest - y * (y * rest).sum(axis, keepdim=True)) / norm]))
-
-
 def vector_norm(func: Rule, x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False) -> DualTensor:
-    if not isinstance(dim, int):
-        raise Refused("norm of all numbers")
+    """The Euclidean norm along a dimension, where it has a derivative."""
+    if ord != 2 or not isinstance(dim, int):
+        raise Refused("norm")
     axis = _from_the_end(x, dim)
-    norm = _positive_norm(x, ord, axis, 0.0)
+    norm = torch.linalg.vector_norm(x.value, dim=axis, keepdim=True)
+    if bool((norm == 0).any()):
+        raise Refused("norm of nought")
     out = torch.cat([norm[None], (x.value * x.carried[1:]).sum(axis, keepdim=True) / norm])
     return DualTensor(out if keepdim else out.squeeze(axis))
-
-
-def _positive_norm(x: DualTensor, order: float, axis: int, least: float) -> Tensor:
-    norm = torch.linalg.vector_norm(x.value, dim=axis, keepdim=True)
-    if order != 2 or bool((norm <= least).any()):
-        raise Refused("a norm without a derivative")
-    return norm
-
-
-def layer_norm(
-    func: Rule, x: Any, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
-) -> DualTensor:
-    dims = tuple(range(-len(shape), 0))
-    var, mean = torch.var_mean(x.value, dims, correction=0, keepdim=True)
-    scale = torch.rsqrt(var + eps)
-    y, rest = (x.value - mean) * scale, x.carried[1:]
-    rest = scale * (rest - rest.mean(dims, keepdim=True) - y * (y * rest).mean(dims, keepdim=True))
-    out = torch.cat([y[None], rest])
-    out = out if weight is None else out * weight
-    if bias is not None:
-        out[0] += bias
-    return DualTensor(out)
 
 
 def solve_triangular(func: Rule, a: Any, b: Any, **kwargs: Any) -> DualTensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
-from pullback._dual import CONSTANT, METADATA, RULES, DualTensor, Refused, Rule
+from pullback._dual import CONSTANT, METADATA, RULES, WRITTEN_OUT, DualTensor, Refused, Rule
 from pullback._dual_layers import (
     activation,
     affine,
@@ -23,14 +23,13 @@ from pullback._dual_layers import (
     batch_norm,
     dropout,
     elementwise,
-    layer_norm,
     log_sum_exp,
     matmul,
-    normalize,
     softmax,
     solve_triangular,
     vector_norm,
 )
+from pullback._rewrites import EXPRESSIONS
 
 
 def _mapped(func: Rule, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,14 +55,13 @@ def _padded(func: Rule, x: Any, pad: Any, mode: str = "constant", value: float |
 
 
 def _indexed(func: Rule, x: Any, index: Any) -> DualTensor:
-    """Slices, and arrays of places where these stand together and alone."""
+    """Slices, and arrays of places where these stand together and no single places beside them."""
     index = index if isinstance(index, tuple) else (index,)
     arrays = [k for k, i in enumerate(index) if isinstance(i, Tensor)]
-    simple = all(i is None or i is ... or isinstance(i, slice) or (isinstance(i, int) and not arrays) for i in index)
-    together = arrays == list(range(arrays[0], arrays[0] + len(arrays))) if arrays else True
-    others = [i for i in index if not isinstance(i, Tensor)]
-    plain = all(i is None or i is ... or isinstance(i, slice) for i in others) and not any_dual(index)
-    if not isinstance(x, DualTensor) or not (simple or (plain and together)):
+    together = not arrays or arrays[-1] - arrays[0] + 1 == len(arrays)
+    allowed = (slice, Tensor) if arrays else (slice, int)
+    known = all(i is None or i is ... or isinstance(i, allowed) for i in index)
+    if not (isinstance(x, DualTensor) and known and together) or any_dual(index):
         raise Refused("an index")
     return x.view_of(x.carried[(slice(None), *index)])
 
@@ -163,6 +161,10 @@ def _expanded(func: Rule, x: Any, *shape: Any) -> DualTensor:
     return x.view_of(carried.expand(len(carried), *target))
 
 
+def _normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Tensor:
+    return x / torch.linalg.vector_norm(x, p, dim, keepdim=True).clamp_min(eps)
+
+
 # -- which function has which rule -------------------------------------------------------------------------------------------
 
 
@@ -236,10 +238,10 @@ _register(_broadcast, "broadcast_tensors")
 _register(_expanded, "expand broadcast_to")
 _register(_where, "where")
 _register(log_sum_exp, "logsumexp")
-_register(normalize, "normalize")
 RULES[torch.linalg.vector_norm] = vector_norm
 RULES[F.batch_norm] = batch_norm
-RULES[F.layer_norm] = layer_norm
+WRITTEN_OUT.update(EXPRESSIONS)
+WRITTEN_OUT[F.normalize] = _normalize
 RULES[torch.linalg.solve_triangular] = solve_triangular
 RULES.update((func, _mapped) for func in _properties("mT T"))
 

@@ -117,12 +117,15 @@ def _constant(x: Tensor | None) -> bool:
 
 
 _AFFINE = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-_REWRITES: dict[Callable[..., Any], Callable[..., Any]] = {
+EXPRESSIONS: dict[Callable[..., Any], Callable[..., Any]] = {  # in elementary operations
     torch.cdist: _cdist,
     F.glu: _glu,
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
     F.instance_norm: _instance_norm,
+}
+_REWRITES: dict[Callable[..., Any], Callable[..., Any]] = {
+    **EXPRESSIONS,
     torch.linalg.solve: _solve,
     **dict.fromkeys((torch.cholesky_inverse, Tensor.cholesky_inverse), _cholesky_inverse),
     **dict.fromkeys((torch.linalg.slogdet, torch.slogdet, Tensor.slogdet), _slogdet),
