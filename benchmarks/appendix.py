@@ -53,8 +53,8 @@ def routes(decoder: Callable[[Tensor], Distribution]) -> dict[str, pb.Metric]:
     differences = {
         f"{name}, step {eps:g}": pb.DivergenceMetric(decoder, divergence=divergence, method=method(eps))
         for name, divergence, method in (
-            ("one-sided (the paper's)", pb.kl, pb.OneSidedDifference),
-            ("central", pb.kl, pb.CentralDifference),
+            ("one-sided (the paper's)", pb.divergences.kl, pb.divergences.OneSidedDifference),
+            ("central", pb.divergences.kl, pb.divergences.CentralDifference),
         )
         for eps in (1e-2, 1e-3, 1e-4)
     }

@@ -34,7 +34,7 @@ import models
 import peers
 import pullback as pb
 from peers import Outcome, Problem
-from pullback._solver.spline import SplineDescent
+from pullback._solvers.spline import SplineDescent
 
 NUM_JUDGED = 1000
 OURS = "pullback, one batch"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 
 import pullback as pb
-from pullback._calculus import pushforward
+from pullback._autodiff.derivatives import pushforward
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from torch.distributions import (
 )
 
 import pullback as pb
-from pullback._metric.acceleration import acceleration
+from pullback._metrics.connection import acceleration
 from test_exponential import Embedded
 from test_transport import wiggle
 
@@ -114,7 +114,7 @@ def test_straight_in_their_own_parameters(case, alpha, which):
     def coordinates(z: Tensor) -> Tensor:
         return minimal(pb.natural_and_mean(case.family(z))[which], case)
 
-    flow = pb.geodesic_flow(case.metric, z, v, alpha=alpha)
+    flow = pb.exponential(case.metric, z, v, alpha=alpha)
     assert flow.succeeded.all()
     begin, velocity = torch.func.jvp(coordinates, (z,), (v,))
     t = torch.tensor([0.25, 0.5, 1.0], dtype=DOUBLE)
@@ -142,7 +142,7 @@ def test_the_pair_is_natural_and_mean(case):
     (eta, mu), (eta_q, mu_q) = pb.natural_and_mean(p), pb.natural_and_mean(q)
     assert eta.shape[:-1] == mu.shape[:-1] == p.batch_shape
     jeffreys = ((eta_q - eta) * (mu_q - mu)).sum(-1)
-    torch.testing.assert_close(jeffreys, 2 * pb.symmetrized_kl(p, q), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(jeffreys, 2 * pb.divergences.symmetrized_kl(p, q), rtol=1e-7, atol=1e-9)
     jacobians = [torch.func.jacrev(lambda x, k=k: pb.natural_and_mean(case.family(x))[k])(z[0]) for k in (0, 1)]
     torch.testing.assert_close(jacobians[0].T @ jacobians[1], case.metric.tensor(z[0]), rtol=1e-7, atol=1e-9)
 
@@ -174,7 +174,7 @@ def test_decoders_project():
     model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 6)).double().requires_grad_(False)
     metric = pb.FisherRaoMetric(lambda z: Poisson(torch.exp(model(z))))
     z, v = torch.randn(2, 3, 2, dtype=DOUBLE)
-    flow = pb.geodesic_flow(metric, z, v, alpha=1.0, rtol=1e-12, atol=1e-12)
+    flow = pb.exponential(metric, z, v, alpha=1.0, rtol=1e-12, atol=1e-12)
     h, t = 1e-3, torch.tensor([0.5], dtype=DOUBLE)
     eta = torch.stack([model(flow(t + k * h)[:, 0]) for k in (-1, 0, 1)])
     bend = (eta[0] - 2 * eta[1] + eta[2]) / h**2

@@ -19,7 +19,9 @@ from problems import half_plane
 NORMAL = half_plane("Normal", Normal, 1.0, 2.0)
 
 
-@parametrize_with_checks([pb.GeodesicKMeans(n_clusters=3, random_state=0), pb.GeodesicKMedoids(n_clusters=3)])
+@parametrize_with_checks(
+    [pb.statistics.GeodesicKMeans(n_clusters=3, random_state=0), pb.statistics.GeodesicKMedoids(n_clusters=3)]
+)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
@@ -42,7 +44,7 @@ def same_partition(a, b) -> bool:
 
 def test_in_flat_space_it_is_k_means():
     X = blobs()
-    ours = pb.GeodesicKMeans(n_clusters=3, init=X[:3]).fit(X)
+    ours = pb.statistics.GeodesicKMeans(n_clusters=3, init=X[:3]).fit(X)
     theirs = KMeans(3, init=X[:3], n_init=1, tol=0).fit(X)
     np.testing.assert_allclose(ours.cluster_centers_, theirs.cluster_centers_, atol=1e-10)
     assert ours.inertia_ == pytest.approx(theirs.inertia_)
@@ -54,7 +56,7 @@ def test_a_linear_decoder_is_flat_space_too():
     X = torch.from_numpy(blobs(15))
     A = torch.randn(5, 3, dtype=torch.float64)
     metric = pb.FisherRaoMetric(lambda z: Normal(z @ A.mT, 1.0))
-    ours = pb.GeodesicKMeans(metric, 3, init=X[:3]).fit(X)
+    ours = pb.statistics.GeodesicKMeans(metric, 3, init=X[:3]).fit(X)
     theirs = KMeans(3, init=(X[:3] @ A.mT).numpy(), n_init=1, tol=0).fit((X @ A.mT).numpy())
     assert isinstance(ours.cluster_centers_, torch.Tensor)
     np.testing.assert_allclose(ours.cluster_centers_ @ A.mT, theirs.cluster_centers_, atol=1e-5)
@@ -63,8 +65,8 @@ def test_a_linear_decoder_is_flat_space_too():
 
 def test_planted_clusters_of_a_curved_space_are_found():
     codes, truth = planted()
-    means = pb.GeodesicKMeans(NORMAL.metric, 3, random_state=0).fit(codes)
-    medoids = pb.GeodesicKMedoids(NORMAL.metric, 3).fit(codes)
+    means = pb.statistics.GeodesicKMeans(NORMAL.metric, 3, random_state=0).fit(codes)
+    medoids = pb.statistics.GeodesicKMedoids(NORMAL.metric, 3).fit(codes)
     assert same_partition(means.labels_, truth)
     assert same_partition(medoids.labels_, truth)
     assert not same_partition(KMeans(3, n_init=10, random_state=0).fit_predict(codes.numpy()), truth)
@@ -72,9 +74,9 @@ def test_planted_clusters_of_a_curved_space_are_found():
 
 def test_centres_are_the_means_of_their_clusters():
     codes = NORMAL.points(24)
-    model = pb.GeodesicKMeans(NORMAL.metric, 3, random_state=1).fit(codes)
+    model = pb.statistics.GeodesicKMeans(NORMAL.metric, 3, random_state=1).fit(codes)
     for j, center in enumerate(model.cluster_centers_):
-        mean = pb.frechet_mean(NORMAL.metric, codes[model.labels_ == j]).mean
+        mean = pb.statistics.frechet_mean(NORMAL.metric, codes[model.labels_ == j]).mean
         torch.testing.assert_close(center, mean, rtol=0, atol=1e-3)
     D = NORMAL.distance(codes[:, None], model.cluster_centers_)
     assert torch.equal(D.argmin(1), model.labels_)
@@ -84,20 +86,20 @@ def test_centres_are_the_means_of_their_clusters():
 
 def test_more_runs_are_no_worse():
     X = blobs()
-    totals = [pb.GeodesicKMeans(n_clusters=4, n_init=n, random_state=3).fit(X).inertia_ for n in (1, 8)]
+    totals = [pb.statistics.GeodesicKMeans(n_clusters=4, n_init=n, random_state=3).fit(X).inertia_ for n in (1, 8)]
     assert totals[1] <= totals[0]
 
 
 def test_an_empty_cluster_is_filled():
     X = blobs(10)
     far = np.full((1, 3), 100.0)
-    model = pb.GeodesicKMeans(n_clusters=3, init=np.concatenate([X[:2], far])).fit(X)
+    model = pb.statistics.GeodesicKMeans(n_clusters=3, init=np.concatenate([X[:2], far])).fit(X)
     assert len(np.unique(model.labels_)) == 3
 
 
 def test_no_swap_of_medoids_helps():
     codes = NORMAL.points(14)
-    model = pb.GeodesicKMedoids(NORMAL.metric, 3).fit(codes)
+    model = pb.statistics.GeodesicKMedoids(NORMAL.metric, 3).fit(codes)
     D = NORMAL.distance(codes[:, None], codes)
     chosen = model.medoid_indices_.tolist()
     assert torch.equal(model.cluster_centers_, codes[chosen])
@@ -111,14 +113,16 @@ def test_no_swap_of_medoids_helps():
 def test_distances_known_before_give_the_same_medoids():
     codes = NORMAL.points(12)
     D = NORMAL.distance(codes[:, None], codes).nan_to_num()
-    solved, given = (pb.GeodesicKMedoids(NORMAL.metric, 2).fit(codes, distances=d) for d in (None, D))
+    solved, given = (pb.statistics.GeodesicKMedoids(NORMAL.metric, 2).fit(codes, distances=d) for d in (None, D))
     assert torch.equal(solved.medoid_indices_, given.medoid_indices_)
     with pytest.raises(ValueError, match="one row a code"):
-        pb.GeodesicKMedoids(n_clusters=2).fit(codes, distances=D[:3])
+        pb.statistics.GeodesicKMedoids(n_clusters=2).fit(codes, distances=D[:3])
 
 
 @pytest.mark.parametrize(
-    "estimator", [pb.GeodesicKMeans(random_state=0), pb.GeodesicKMedoids()], ids=["means", "medoids"]
+    "estimator",
+    [pb.statistics.GeodesicKMeans(random_state=0), pb.statistics.GeodesicKMedoids()],
+    ids=["means", "medoids"],
 )
 def test_arrays_and_tensors_agree_and_survive_a_file(estimator, tmp_path):
     X = blobs(10)
@@ -137,8 +141,8 @@ def test_arrays_and_tensors_agree_and_survive_a_file(estimator, tmp_path):
 def test_errors_name_the_fix():
     X = blobs(4)
     with pytest.raises(ValueError, match="fewer clusters"):
-        pb.GeodesicKMeans(n_clusters=99).fit(X)
+        pb.statistics.GeodesicKMeans(n_clusters=99).fit(X)
     with pytest.raises(ValueError, match="array of centres"):
-        pb.GeodesicKMeans(n_clusters=2, init="random").fit(X)
+        pb.statistics.GeodesicKMeans(n_clusters=2, init="random").fit(X)
     with pytest.raises(ValueError, match="2 centres of 3 dimensions"):
-        pb.GeodesicKMeans(n_clusters=2, init=X[:3]).fit(X)
+        pb.statistics.GeodesicKMeans(n_clusters=2, init=X[:3]).fit(X)

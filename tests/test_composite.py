@@ -37,7 +37,7 @@ from torch.distributions import (
 from torch.nn.functional import softplus
 
 import pullback as pb
-from pullback._metric.contraction import pulled_back
+from pullback._decoders.pullback import pulled_back
 
 F64 = torch.float64
 W = torch.randn(8, 2, generator=torch.Generator().manual_seed(3), dtype=F64)
@@ -104,7 +104,7 @@ def test_kl_adds_over_parts_and_features():
     a, b = codes(), codes() + 0.2
     expected = sum(kl_divergence(p, q).reshape(5, -1).sum(-1) for p, q in zip(parts(a), parts(b), strict=True))
     torch.testing.assert_close(kl_divergence(product(a), product(b)), expected)
-    torch.testing.assert_close(pb.kl(product(a), product(b)), expected)
+    torch.testing.assert_close(pb.divergences.kl(product(a), product(b)), expected)
 
 
 def test_moments_are_those_of_the_parts():
@@ -252,7 +252,7 @@ def test_transforms_that_move_with_the_code_are_refused(decoder):
         lambda: metric.ds2(z[0], z[0] + 0.1),
         lambda: metric.embed(z),
         lambda: pb.DivergenceMetric(decoder).tensor(z),
-        lambda: pb.DivergenceMetric(decoder, pb.kl).tensor(z),
+        lambda: pb.DivergenceMetric(decoder, pb.divergences.kl).tensor(z),
         lambda: pb.rao_distance(decoder(z), decoder(z + 0.1)),
     ]
     for measure in measures:
@@ -276,7 +276,7 @@ def test_transforms_that_are_not_one_to_one_are_refused():
     with pytest.raises(NotImplementedError, match=r"not one-to-one.*ScoreMetric"):
         pb.FisherRaoMetric(decoder).tensor(codes())
     p, q = HalfNormal(torch.ones(1, dtype=F64)), HalfNormal(torch.full((1,), 2.0, dtype=F64))
-    assert torch.isfinite(pb.kl(p, q)).all()  # |x| is sufficient where the density of x is even
+    assert torch.isfinite(pb.divergences.kl(p, q)).all()  # |x| is sufficient where the density of x is even
 
 
 # --- the score ---

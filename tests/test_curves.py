@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Normal
 
 import pullback as pb
-from pullback._metric import steps
+from pullback._curves import steps
 
 KINDS = [pb.Polyline, pb.CubicSpline]
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Exponential, Normal
 
 import pullback as pb
-from pullback._calculus import directional
-from pullback._rewrites import Rewritten
+from pullback._autodiff.derivatives import directional
+from pullback._autodiff.rewrites import Rewritten
 
 D = 2
 
@@ -149,7 +149,7 @@ METRICS = [
     pb.EuclideanMetric,
     pb.WassersteinMetric,
     pb.DivergenceMetric,
-    lambda decoder: pb.DivergenceMetric(decoder, method=pb.CentralDifference()),
+    lambda decoder: pb.DivergenceMetric(decoder, method=pb.divergences.CentralDifference()),
     lambda decoder: pb.ScoreMetric(decoder, num_samples=10),
 ]
 

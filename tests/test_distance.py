@@ -11,8 +11,8 @@ from torch.distributions import Bernoulli, Gamma, Normal, Poisson
 
 import pullback as pb
 from problems import PROBLEMS
-from pullback import _distance
-from pullback._solver.base import Solution, Solver, Status
+from pullback._geometry import distance as _distance
+from pullback._solvers.base import Solution, Solver, Status
 
 DOUBLE = torch.float64
 NORMAL, SIMPLEX, SPHERE, LINEAR = (PROBLEMS[i] for i in (3, 5, 7, 9))

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pullback._calculus import pushforward
-from pullback._dual_rules import dual_jacobian
+from pullback._autodiff.derivatives import pushforward
+from pullback._autodiff.dual_rules import dual_jacobian
 
 generator = torch.Generator().manual_seed(3)
 W = torch.randn(2, 6, dtype=torch.float64, generator=generator)

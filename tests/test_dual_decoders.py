@@ -16,10 +16,10 @@ from torch.distributions import (
 )
 
 import pullback as pb
-from pullback import _calculus
-from pullback._calculus import jacobian, pushforward
-from pullback._dual import DualTensor, Refused, values_only
-from pullback._dual_rules import dual_jacobian
+from pullback._autodiff import derivatives as _calculus
+from pullback._autodiff.derivatives import jacobian, pushforward
+from pullback._autodiff.dual import DualTensor, Refused, values_only
+from pullback._autodiff.dual_rules import dual_jacobian
 
 generator = torch.Generator().manual_seed(3)
 W = torch.randn(2, 6, dtype=torch.float64, generator=generator)

@@ -9,13 +9,13 @@ from torch.distributions import Bernoulli, Categorical, Independent, Normal, Poi
 
 import pullback as pb
 from problems import PROBLEMS
-from pullback._distance import discretised
-from pullback._extrapolation import UnitNormal
-from pullback._metric.isometry import Frame, coordinates, isometric_jet, separable
-from pullback._metric.jets import jet
-from pullback._solver.elements import DEGREE, ElementEnergy
-from pullback._solver.mesh import adapted, halved, moved, parameters, placed, tails, uniform
-from pullback._solver.relaxation import relax
+from pullback._autodiff.jets import jet
+from pullback._decoders.extrapolated import UnitNormal
+from pullback._geometry.distance import discretised
+from pullback._metrics.isometry import Frame, coordinates, isometric_jet, separable
+from pullback._solvers.elements import DEGREE, ElementEnergy
+from pullback._solvers.mesh import adapted, halved, moved, parameters, placed, tails, uniform
+from pullback._solvers.relaxation import relax
 
 DOUBLE = torch.float64
 SPHERE = next(p for p in PROBLEMS if p.name == "sphere S^2")
@@ -178,6 +178,6 @@ def test_kinks_are_not_passed_over_in_silence():
     a, b = 1.5 * torch.randn(2, 6, 2, dtype=DOUBLE)
     log = pb.logarithm(metric, a, b)
     good = log.converged
-    end = pb.geodesic_flow(metric, a[good], log.velocity[good]).end
+    end = pb.exponential(metric, a[good], log.velocity[good]).end
     assert ((end - b[good]).norm(dim=-1) < 1e-4 * (b - a)[good].norm(dim=-1)).all()
     assert all(status != "converged" for status in log.status[~good.numpy()])

@@ -18,8 +18,11 @@ TINY = replace(complexity.PAPER, hidden=8, num_codes=3, latent=(2, 3), features=
 def test_counts_of_the_differences_are_the_formulas(d):
     decoder = complexity.Decoder(d, 8, 5)
     z = torch.randn(4, d, dtype=torch.float64)
-    for method, passes in ((pb.OneSidedDifference(), 1 + d * (d + 1) // 2), (pb.CentralDifference(), 1 + d * (d + 1))):
-        metric = pb.DivergenceMetric(decoder, divergence=pb.kl, method=method)
+    for method, passes in (
+        (pb.divergences.OneSidedDifference(), 1 + d * (d + 1) // 2),
+        (pb.divergences.CentralDifference(), 1 + d * (d + 1)),
+    ):
+        metric = pb.DivergenceMetric(decoder, divergence=pb.divergences.kl, method=method)
         counted = complexity.measure(decoder, metric, z, 1)
         assert counted["calls"] == passes
         assert counted["passes"] == passes

@@ -14,9 +14,9 @@ from torch.distributions import Normal
 
 import pullback as pb
 from problems import PROBLEMS
-from pullback._calculus import pushforward
-from pullback._integrator import Outcome, integrate
-from pullback._metric.acceleration import acceleration
+from pullback._autodiff.derivatives import pushforward
+from pullback._metrics.connection import acceleration
+from pullback._numerics.ode import Outcome, integrate
 
 DOUBLE = torch.float64
 
@@ -126,7 +126,7 @@ def test_geodesics_of_known_geometries(problem):
     a, b = problem.points(3), problem.points(3)
     origin = torch.zeros(1, dtype=DOUBLE)
     _, v = torch.func.jvp(lambda t: problem.path(a, b, t), (origin,), (origin + 1,))
-    flow = pb.geodesic_flow(problem.metric, a, v[:, 0])
+    flow = pb.exponential(problem.metric, a, v[:, 0])
     t = torch.linspace(0, 1, 9, dtype=DOUBLE)
     torch.testing.assert_close(flow.end, b, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(flow(t), problem.path(a, b, t), rtol=1e-8, atol=1e-8)
@@ -138,7 +138,7 @@ def test_geodesics_of_known_geometries(problem):
 def test_flat_space_is_straight_exactly(shown):
     A = torch.randn(2, 5, dtype=DOUBLE)
     z, v = starts()
-    flow = pb.geodesic_flow(Embedded(lambda z: z @ A, shown=shown), z, v)
+    flow = pb.exponential(Embedded(lambda z: z @ A, shown=shown), z, v)
     torch.testing.assert_close(flow.end, z + v, rtol=1e-13, atol=1e-13)
     assert (flow.num_steps < 10).all()
 
@@ -153,7 +153,7 @@ def test_decoder_against_an_independent_integrator():
         return torch.cat([velocity, christoffel_acceleration(metric, point, velocity)]).numpy()
 
     solved = solve_ivp(textbook, (0, 1), torch.cat([z[0], v[0]]).numpy(), method="LSODA", rtol=1e-10, atol=1e-11)
-    flow = pb.geodesic_flow(metric, z, v)
+    flow = pb.exponential(metric, z, v)
     found = torch.cat([flow.end, flow.end_velocity], -1)[0]
     torch.testing.assert_close(found, torch.as_tensor(solved.y[:, -1]), rtol=1e-7, atol=1e-7)
 
@@ -161,16 +161,16 @@ def test_decoder_against_an_independent_integrator():
 def test_drift_is_the_change_of_speed():
     z, v = starts(2)
     metric = PAIRS["dirichlet"]
-    flow = pb.geodesic_flow(metric, z, v, rtol=1e-5, atol=1e-5)
+    flow = pb.exponential(metric, z, v, rtol=1e-5, atol=1e-5)
     change = metric.norm(flow.end, flow.end_velocity) / metric.norm(z, v) - 1
     torch.testing.assert_close(flow.speed_drift, change.abs(), rtol=1e-6, atol=0)
     assert (flow.speed_drift > 1e-12).all()
-    assert (pb.geodesic_flow(metric, z, v).speed_drift < 1e-8).all()
+    assert (pb.exponential(metric, z, v).speed_drift < 1e-8).all()
 
 
 def test_trajectory_agrees_with_the_map_at_every_time():
     z, v = starts(2)
-    flow = pb.geodesic_flow(SPHERE, z, v)
+    flow = pb.exponential(SPHERE, z, v)
     t = torch.tensor([0.0, 0.3, 0.77, 1.0], dtype=DOUBLE)
     expected = torch.stack([pb.expmap(SPHERE, z, v, s) for s in t.tolist()], 1)
     torch.testing.assert_close(flow(t), expected, rtol=0, atol=1e-8)
@@ -184,13 +184,13 @@ def test_trajectory_agrees_with_the_map_at_every_time():
 
 def test_length_of_a_trajectory_is_its_speed():
     z, v = starts(2)
-    flow = pb.geodesic_flow(SPHERE, z, v)
+    flow = pb.exponential(SPHERE, z, v)
     torch.testing.assert_close(pb.length(SPHERE, flow, extrapolate=True), SPHERE.norm(z, v), rtol=1e-7, atol=0)
 
 
 def test_geodesics_run_backwards():
     z, v = starts()
-    flow = pb.geodesic_flow(HALF_PLANE, z, v)
+    flow = pb.exponential(HALF_PLANE, z, v)
     torch.testing.assert_close(pb.expmap(HALF_PLANE, flow.end, flow.end_velocity, -1.0), z, rtol=1e-8, atol=1e-8)
 
 
@@ -209,7 +209,7 @@ def test_unused_dimension_moves_freely(shown):
     """Where M is singular, the geodesic is that of the seen coordinates, straight in the unseen direction."""
     turn = torch.linalg.qr(torch.randn(3, 3, dtype=DOUBLE))[0]
     z, v = (torch.nn.functional.pad(x, (0, 1), value=0.7) for x in starts(2))
-    flow = pb.geodesic_flow(Embedded(lambda z: stereographic((z @ turn)[..., :2]), shown=shown), z @ turn.T, v @ turn.T)
+    flow = pb.exponential(Embedded(lambda z: stereographic((z @ turn)[..., :2]), shown=shown), z @ turn.T, v @ turn.T)
     assert flow.succeeded.all()
     found = flow.end @ turn
     torch.testing.assert_close(found[:, :2], pb.expmap(SPHERE, z[:, :2], v[:, :2]), rtol=1e-7, atol=1e-7)
@@ -218,17 +218,17 @@ def test_unused_dimension_moves_freely(shown):
 
 def test_metric_that_vanishes_is_crossed_in_a_straight_line():
     z, v = starts()
-    flow = pb.geodesic_flow(Embedded(lambda z: 0 * z), z, v)
+    flow = pb.exponential(Embedded(lambda z: 0 * z), z, v)
     torch.testing.assert_close(flow.end, z + v, rtol=1e-13, atol=1e-13)
 
 
 def test_batch_equals_loop_and_broadcasts():
     z, v = starts(3)
-    batch = pb.geodesic_flow(SPHERE, z[:, None], v[None])
+    batch = pb.exponential(SPHERE, z[:, None], v[None])
     assert batch.end.shape == (3, 3, 2)
     assert batch(torch.zeros(5, dtype=DOUBLE)).shape == (3, 3, 5, 2)
     for i in range(3):
-        single = pb.geodesic_flow(SPHERE, z[i], v[i])
+        single = pb.exponential(SPHERE, z[i], v[i])
         torch.testing.assert_close(batch.end[i, i], single.end, rtol=1e-14, atol=1e-14)
         assert batch.num_steps[i, i] == single.num_steps
         assert single.end.shape == (2,)
@@ -237,12 +237,12 @@ def test_batch_equals_loop_and_broadcasts():
 def test_empty_batch():
     empty = torch.zeros(0, 2, dtype=DOUBLE)
     assert pb.expmap(SPHERE, empty, empty).shape == (0, 2)
-    assert pb.geodesic_flow(SPHERE, empty, empty)(torch.zeros(3, dtype=DOUBLE)).shape == (0, 3, 2)
+    assert pb.exponential(SPHERE, empty, empty)(torch.zeros(3, dtype=DOUBLE)).shape == (0, 3, 2)
 
 
 def test_single_precision():
     z, v = starts()
-    flow = pb.geodesic_flow(SPHERE, z.float(), v.float())
+    flow = pb.exponential(SPHERE, z.float(), v.float())
     assert flow.end.dtype == torch.float32
     assert flow.succeeded.all()
     torch.testing.assert_close(
@@ -276,7 +276,7 @@ def test_each_failure_has_its_status_and_spares_the_others():
 
     z = torch.tensor([[1.0], [-1.0], [1.0], [torch.nan]], dtype=DOUBLE)
     v = torch.tensor([[1.0], [-2.0], [9.0], [1.0]], dtype=DOUBLE)
-    flow = pb.geodesic_flow(Embedded(wall), z, v, rtol=1e-6, atol=1e-6)
+    flow = pb.exponential(Embedded(wall), z, v, rtol=1e-6, atol=1e-6)
     assert flow.codes.tolist() == [Outcome.FINISHED, Outcome.STEP_TOO_SMALL, Outcome.NOT_FINITE, Outcome.NOT_FINITE]
     torch.testing.assert_close(flow.end[0], z[0] + v[0])
     torch.testing.assert_close(flow.reached[:3], torch.tensor([1, 1 / 2, 2 / 9], dtype=DOUBLE), rtol=1e-4, atol=0)
@@ -297,7 +297,7 @@ def test_a_decoder_that_breaks_its_contract_half_way():
     metric = Hidden(pb.FisherRaoMetric(decoder))
     z = torch.tensor([[0.0, 0.4], [0.2, 0.5], [0.1, 0.3]], dtype=DOUBLE)
     v = torch.tensor([[0.1, 0.2], [0.0, 2.0], [0.2, -0.1]], dtype=DOUBLE)
-    flow = pb.geodesic_flow(metric, z, v, rtol=1e-6, atol=1e-6)
+    flow = pb.exponential(metric, z, v, rtol=1e-6, atol=1e-6)
     assert flow.codes.tolist() == [Outcome.FINISHED, Outcome.NOT_FINITE, Outcome.FINISHED]
     assert 1.999 < flow.reached[1].exp() ** 4 <= 2
     torch.testing.assert_close(flow.end[::2], pb.expmap(HALF_PLANE, z[::2], v[::2]), rtol=1e-5, atol=1e-5)
@@ -305,7 +305,7 @@ def test_a_decoder_that_breaks_its_contract_half_way():
 
 def test_step_limit_is_called_stiff():
     z, v = starts(2)
-    flow = pb.geodesic_flow(SPHERE, z, v, max_steps=3)
+    flow = pb.exponential(SPHERE, z, v, max_steps=3)
     assert (flow.codes == Outcome.TOO_MANY_STEPS).all()
     assert "Stiff" in flow.status[0]
     with pytest.raises(RuntimeError, match=r"2 of 2 geodesics did not arrive.*Stiff.*raise max_steps"):
@@ -319,7 +319,7 @@ def test_wrong_input_is_refused_with_a_sentence():
     with pytest.raises(ValueError, match=r"Use v.to\(z\)"):
         pb.expmap(SPHERE, z, v.float())
     with pytest.raises(ValueError, match=r"Use t.reshape\(1\)"):
-        pb.geodesic_flow(SPHERE, z, v)(torch.tensor(0.5))
+        pb.exponential(SPHERE, z, v)(torch.tensor(0.5))
 
 
 def test_integrator_meets_its_tolerance_with_order_eight():

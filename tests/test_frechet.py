@@ -25,7 +25,7 @@ def test_points_symmetric_about_a_centre_have_it_for_a_mean(problem):
     points = 0.8 * center + 0.2 * problem.points(4)
     v = pb.logmap(problem.metric, center.expand_as(points), points)
     points = torch.cat([points, pb.expmap(problem.metric, center.expand_as(points), -v)])
-    found = pb.frechet_mean(problem.metric, points)
+    found = pb.statistics.frechet_mean(problem.metric, points)
     assert found.converged, found.status
     torch.testing.assert_close(found.mean, center[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(found.distances, problem.distance(points, center), rtol=1e-6, atol=1e-6)
@@ -36,7 +36,7 @@ def test_poisson_mean_is_that_of_roots():
     """Independent Poisson features are flat in 2√λ."""
     metric = pb.FisherRaoMetric(lambda z: Poisson(z.exp()))
     z, weights = torch.randn(7, 3).double(), torch.rand(7).double()
-    found = pb.frechet_mean(metric, z, weights)
+    found = pb.statistics.frechet_mean(metric, z, weights)
     expected = 2 * (weights @ (0.5 * z).exp() / weights.sum()).log()
     assert found.converged
     torch.testing.assert_close(found.mean, expected, rtol=0, atol=1e-6)
@@ -54,7 +54,7 @@ def test_categorical_mean_is_that_of_the_sphere():
         step = weights @ tangents / weights.sum()
         size = step.norm()
         mean = mean if size == 0 else size.cos() * mean + size.sin() * step / size
-    found = pb.frechet_mean(problem.metric, z, weights)
+    found = pb.statistics.frechet_mean(problem.metric, z, weights)
     assert found.converged
     expected = 2 * (mean[:-1] / mean[-1]).log()
     torch.testing.assert_close(found.mean, expected, rtol=0, atol=1e-6)
@@ -65,7 +65,7 @@ def test_categorical_mean_of_two_is_the_middle_of_the_arc():
     z = problem.points(2)
     x = Categorical(logits=torch.nn.functional.pad(z, (0, 1))).probs.sqrt()
     middle = x.sum(0)
-    found = pb.frechet_mean(problem.metric, z)
+    found = pb.statistics.frechet_mean(problem.metric, z)
     torch.testing.assert_close(found.mean, 2 * (middle[:-1] / middle[-1]).log(), rtol=0, atol=1e-6)
     torch.testing.assert_close(found.variance.sqrt(), 0.5 * problem.distance(z[:1], z[1:])[0], rtol=1e-6, atol=0)
 
@@ -73,7 +73,7 @@ def test_categorical_mean_of_two_is_the_middle_of_the_arc():
 @pytest.mark.parametrize("problem", [NORMAL, sphere(2), simplex(3)], ids=str)
 def test_the_gradient_of_squared_distances_vanishes_at_the_mean(problem):
     z, weights = problem.points(8), torch.rand(8).double()
-    found = pb.frechet_mean(problem.metric, z, weights)
+    found = pb.statistics.frechet_mean(problem.metric, z, weights)
     at = found.mean.clone().requires_grad_()
     total = weights @ pb.squared_distance(problem.metric, at.expand_as(z), z) / weights.sum()
     (gradient,) = torch.autograd.grad(total, at)
@@ -84,8 +84,8 @@ def test_the_gradient_of_squared_distances_vanishes_at_the_mean(problem):
 def test_integer_weights_are_repetitions_and_zero_is_absence():
     z = NORMAL.points(4)
     weights = torch.tensor([1.0, 2.0, 0.0, 3.0], dtype=torch.float64)
-    weighted = pb.frechet_mean(NORMAL.metric, z, weights)
-    repeated = pb.frechet_mean(NORMAL.metric, z.repeat_interleave(weights.long(), 0))
+    weighted = pb.statistics.frechet_mean(NORMAL.metric, z, weights)
+    repeated = pb.statistics.frechet_mean(NORMAL.metric, z.repeat_interleave(weights.long(), 0))
     torch.testing.assert_close(weighted.mean, repeated.mean, rtol=0, atol=1e-6)
     torch.testing.assert_close(weighted.variance, repeated.variance, rtol=1e-6, atol=0)
     assert weighted.distances[2].isnan()
@@ -95,8 +95,8 @@ def test_coordinates_do_not_matter():
     z = NORMAL.points(6)
     matrix = torch.tensor([[2.0, 0.3], [0.1, 0.5]], dtype=torch.float64)
     shift = torch.tensor([1.0, 0.2], dtype=torch.float64)
-    here = pb.frechet_mean(NORMAL.metric, z)
-    there = pb.frechet_mean(moved(NORMAL, matrix, shift), torch.linalg.solve(matrix, (z - shift).mT).mT)
+    here = pb.statistics.frechet_mean(NORMAL.metric, z)
+    there = pb.statistics.frechet_mean(moved(NORMAL, matrix, shift), torch.linalg.solve(matrix, (z - shift).mT).mT)
     torch.testing.assert_close(matrix @ there.mean + shift, here.mean, rtol=0, atol=1e-6)
     torch.testing.assert_close(there.variance, here.variance, rtol=1e-6, atol=0)
 
@@ -107,7 +107,7 @@ def test_negative_curvature_and_a_wide_spread_do_not_overshoot():
     center = torch.tensor([0.0, 1.0], dtype=torch.float64)
     v = 5.0 * torch.stack([angle.cos(), angle.sin() / 2**0.5], -1)
     points = pb.expmap(NORMAL.metric, center.expand_as(v), v)
-    found = pb.frechet_mean(NORMAL.metric, points)
+    found = pb.statistics.frechet_mean(NORMAL.metric, points)
     assert found.converged, found.status
     torch.testing.assert_close(found.mean, center, rtol=0, atol=1e-6)
     assert found.num_steps < 30
@@ -115,9 +115,9 @@ def test_negative_curvature_and_a_wide_spread_do_not_overshoot():
 
 def test_start_and_a_single_point():
     z = NORMAL.points(5)
-    first, second = (pb.frechet_mean(NORMAL.metric, z, start=start) for start in (z[0], z[3]))
+    first, second = (pb.statistics.frechet_mean(NORMAL.metric, z, start=start) for start in (z[0], z[3]))
     torch.testing.assert_close(first.mean, second.mean, rtol=0, atol=1e-6)
-    alone = pb.frechet_mean(NORMAL.metric, z[:1])
+    alone = pb.statistics.frechet_mean(NORMAL.metric, z[:1])
     assert alone.converged
     assert alone.variance == 0
     assert torch.equal(alone.mean, z[0])
@@ -127,15 +127,15 @@ def test_points_that_no_path_reaches_are_named():
     z = NORMAL.points(5)
     broken = z.clone()
     broken[2, 1] = torch.nan
-    found = pb.frechet_mean(NORMAL.metric, broken, start=z[0])
-    rest = pb.frechet_mean(NORMAL.metric, z[[0, 1, 3, 4]])
+    found = pb.statistics.frechet_mean(NORMAL.metric, broken, start=z[0])
+    rest = pb.statistics.frechet_mean(NORMAL.metric, z[[0, 1, 3, 4]])
     assert not found.converged
     assert "1 of 5 paths" in found.status
     torch.testing.assert_close(found.mean, rest.mean, rtol=0, atol=1e-6)
 
 
 def test_too_few_steps_are_named():
-    found = pb.frechet_mean(NORMAL.metric, NORMAL.points(5), max_steps=2)
+    found = pb.statistics.frechet_mean(NORMAL.metric, NORMAL.points(5), max_steps=2)
     assert not found.converged
     assert "raise max_steps" in found.status
     assert found.num_steps == 2
@@ -153,4 +153,4 @@ def test_too_few_steps_are_named():
 )
 def test_errors_name_the_fix(points, weights, sentence):
     with pytest.raises(ValueError, match=sentence):
-        pb.frechet_mean(NORMAL.metric, points, weights)
+        pb.statistics.frechet_mean(NORMAL.metric, points, weights)

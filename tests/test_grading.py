@@ -7,8 +7,8 @@ import torch
 from torch.distributions import Independent, Normal
 
 import pullback as pb
-from pullback._solver.discrete import DiscreteEnergy
-from pullback._solver.grading import even, grade, uneven
+from pullback._solvers.discrete import DiscreteEnergy
+from pullback._solvers.grading import even, grade, uneven
 
 DOUBLE = torch.float64
 FRAME = torch.linalg.qr(torch.randn(600, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))).Q

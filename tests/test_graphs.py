@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Normal
 
 import pullback as pb
-from pullback._solver import routes
-from pullback._solver.graph import edge_lengths
-from pullback._solver.lattice import stencil
+from pullback._starts import routes
+from pullback._starts.graph import edge_lengths
+from pullback._starts.lattice import stencil
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def test_lattice_distances_in_flat_space(d, num_nodes, embedded):
 @pytest.mark.parametrize(("d", "num_nodes"), [(2, 10_000), (3, 5000)])
 def test_lattice_routes_in_flat_space(d, num_nodes, monkeypatch):
     """The same along edges alone, without the straight ones between near end points, over more than a few cells."""
-    monkeypatch.setattr("pullback._solver.graph._DIRECT_STEPS", 0)
+    monkeypatch.setattr("pullback._starts.graph._DIRECT_STEPS", 0)
     lattice = pb.Lattice.fit(Flat(), cloud(200, d), num_nodes=num_nodes)
     a, b = lattice.nodes[torch.randint(len(lattice.nodes), (2, 60))]
     far = (b - a).norm(dim=-1) > 8 * lattice.spacing
@@ -134,7 +134,7 @@ def test_lattice_weights_are_edge_lengths(monkeypatch):
         chosen = cells == count
         walk = torch.lerp(a[chosen][:, None], b[chosen][:, None], torch.linspace(0, 1, count + 1).double()[:, None])
         np.testing.assert_allclose(edges.data[chosen.numpy()], pb.length(HALF_PLANE, walk), rtol=1e-4)
-    monkeypatch.setattr("pullback._solver.lattice.MAX_DECODED", 1)
+    monkeypatch.setattr("pullback._starts.lattice.MAX_DECODED", 1)
     narrow = pb.Lattice.fit(HALF_PLANE, codes, num_nodes=600, margin=0.01)
     np.testing.assert_allclose(narrow.weights.toarray(), lattice.weights.toarray(), rtol=1e-9)
 

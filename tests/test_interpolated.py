@@ -11,8 +11,8 @@ from torch.distributions import Normal
 
 import pullback as pb
 from problems import half_plane
-from pullback._metric.interpolated import _exponential
-from pullback._metric.kernel_mean import GridMean, PointMean
+from pullback._metrics.interpolated import _exponential
+from pullback._metrics.kernel_mean import GridMean, PointMean
 
 
 def decoder(z: Tensor) -> Normal:

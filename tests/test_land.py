@@ -17,13 +17,14 @@ from torch.distributions import MultivariateNormal, Normal
 
 import pullback as pb
 from problems import PROBLEMS, sphere
-from pullback._statistics import land_fit, surrogate
-from pullback._statistics.charts import Atlas
-from pullback._statistics.land_fit import Problem
-from pullback._statistics.normalisation import Cloud, best_precision, importance_sample, log_base, quadratic
-from pullback._statistics.paths import Flat
-from pullback._statistics.surrogate import Known
 from pullback.experiments import toy
+from pullback.statistics import _land_fit as land_fit
+from pullback.statistics import _surrogate as surrogate
+from pullback.statistics._charts import Atlas
+from pullback.statistics._land_fit import Problem
+from pullback.statistics._normalization import Cloud, best_precision, importance_sample, log_base, quadratic
+from pullback.statistics._paths import Flat
+from pullback.statistics._surrogate import Known
 
 DOUBLE = torch.float64
 HALF_PLANE = next(p for p in PROBLEMS if p.name == "hyperbolic plane (Laplace)")
@@ -56,7 +57,7 @@ class TestFlatSpace:
     def test_is_the_gaussian_of_greatest_likelihood(self, d):
         codes = gaussian_codes(d=d)
         mean, covariance = moments(codes)
-        model = pb.LAND(random_state=0, num_points=1024 * d).fit(codes)
+        model = pb.statistics.LAND(random_state=0, num_points=1024 * d).fit(codes)
         assert model.converged_
         assert (model.means_[0] - mean).abs().max() < 1e-3
         torch.testing.assert_close(model.covariances_[0], covariance, rtol=0.02, atol=1e-3)
@@ -65,7 +66,7 @@ class TestFlatSpace:
 
     def test_two_planted_components_are_recovered(self):
         codes = torch.cat([0.3 * gaussian_codes(200), gaussian_codes(100, seed=5) + 8.0])
-        model = pb.LAND(n_components=2, random_state=0).fit(codes)
+        model = pb.statistics.LAND(n_components=2, random_state=0).fit(codes)
         order = model.weights_.argsort(descending=True)
         torch.testing.assert_close(model.weights_[order], torch.tensor([2 / 3, 1 / 3], dtype=DOUBLE), atol=0.02, rtol=0)
         for k, part in zip(order.tolist(), (codes[:200], codes[200:]), strict=True):
@@ -82,7 +83,7 @@ class TestFlatSpace:
         matrix = torch.tensor([[2.0, 0.3], [0.0, 0.5], [1.0, 1.0]], dtype=DOUBLE)
         metric = pb.FisherRaoMetric(lambda z: Normal(z @ matrix.mT, 1.0))
         settings = {"random_state": 0, "num_points": 256, "tol": 1e-7, "solver": pb.GaussNewton()}
-        flat, linear = (pb.LAND(m, **settings).fit(codes) for m in (None, metric))
+        flat, linear = (pb.statistics.LAND(m, **settings).fit(codes) for m in (None, metric))
         torch.testing.assert_close(linear.means_, flat.means_, atol=1e-3, rtol=0)
         torch.testing.assert_close(linear.precisions_, flat.precisions_, rtol=0.02, atol=1e-3)
         torch.testing.assert_close(
@@ -90,7 +91,7 @@ class TestFlatSpace:
         )
 
     def test_samples_have_the_moments_of_the_density(self):
-        model = pb.LAND(random_state=0).fit(gaussian_codes())
+        model = pb.statistics.LAND(random_state=0).fit(gaussian_codes())
         z, label = model.sample(4000)
         white = (z - model.means_[0]) @ torch.linalg.cholesky(model.precisions_[0])
         assert (label == 0).all()
@@ -99,7 +100,7 @@ class TestFlatSpace:
 
     def test_samples_come_from_all_components(self):
         codes = torch.cat([gaussian_codes(100), gaussian_codes(300) + 20.0])
-        model = pb.LAND(n_components=2, random_state=1).fit(codes)
+        model = pb.statistics.LAND(n_components=2, random_state=1).fit(codes)
         z, label = model.sample(1000)
         assert (model.predict(z) == label).double().mean() > 0.99
         share = torch.bincount(label, minlength=2) / 1000
@@ -113,7 +114,9 @@ class TestNormalisation:
         mean, gamma = torch.tensor([0.0, 1.0], dtype=DOUBLE), 4.0
         exact = np.log(2 * np.pi * polar_constant(gamma, np.sinh, 10))
         precision = gamma * HALF_PLANE.metric.tensor(mean)
-        by_exponential = pb.log_normalizer(HALF_PLANE.metric, mean, precision, num_samples=256, generator=source())
+        by_exponential = pb.statistics.log_normalizer(
+            HALF_PLANE.metric, mean, precision, num_samples=256, generator=source()
+        )
         assert by_exponential.beyond == 0
         assert by_exponential.standard_error < 0.05
         assert abs(by_exponential.value - exact) < 4 * by_exponential.standard_error
@@ -155,7 +158,9 @@ class TestNormalisation:
         mean, gamma = torch.tensor([0.1, 0.2], dtype=DOUBLE), 0.4
         exact = np.log(2 * np.pi * polar_constant(gamma, np.sin, np.pi))
         metric = sphere(2).metric
-        found = pb.log_normalizer(metric, mean, gamma * metric.tensor(mean), num_samples=128, generator=source())
+        found = pb.statistics.log_normalizer(
+            metric, mean, gamma * metric.tensor(mean), num_samples=128, generator=source()
+        )
         assert found.beyond > 0.02
         assert abs(found.value - exact) < 4 * found.standard_error
 
@@ -202,7 +207,7 @@ def curved():
     codes = codes + 0.15 * torch.randn(120, 2, dtype=DOUBLE, generator=source(1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return metric, codes, pb.LAND(metric, random_state=0, num_points=1024, max_iter=12).fit(codes)
+        return metric, codes, pb.statistics.LAND(metric, random_state=0, num_points=1024, max_iter=12).fit(codes)
 
 
 class TestCurvedSpace:
@@ -217,7 +222,9 @@ class TestCurvedSpace:
 
     def test_two_routes_to_the_constant(self, curved):
         metric, _, model = curved
-        found = pb.log_normalizer(metric, model.means_[0], model.precisions_[0], num_samples=512, generator=source())
+        found = pb.statistics.log_normalizer(
+            metric, model.means_[0], model.precisions_[0], num_samples=512, generator=source()
+        )
         error = (found.standard_error**2 + model.log_normalizer_se_[0] ** 2) ** 0.5
         assert error < 0.05
         assert abs(found.value - model.log_normalizers_[0]) < 4 * error
@@ -238,7 +245,7 @@ class TestCurvedSpace:
     def test_saving_keeps_the_density(self, curved, tmp_path):
         metric, codes, model = curved
         model.save(tmp_path / "land.safetensors")
-        again = pb.LAND.load(tmp_path / "land.safetensors", metric=metric, graph=None, solver=None)
+        again = pb.statistics.LAND.load(tmp_path / "land.safetensors", metric=metric, graph=None, solver=None)
         torch.testing.assert_close(again.score_samples(codes[:9]), model.score_samples(codes[:9]), atol=1e-2, rtol=0)
 
     def test_clone_and_parameters(self, curved):
@@ -270,12 +277,12 @@ def test_beats_gaussians_on_the_ring(num):
     metric, train, test = pb.FisherRaoMetric(decoder.requires_grad_(False)), codes[:80], codes[440:]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model = pb.LAND(metric, num, random_state=0, num_points=128, max_iter=3, tol=0.05).fit(train)
+        model = pb.statistics.LAND(metric, num, random_state=0, num_points=128, max_iter=3, tol=0.05).fit(train)
     others = gaussians_on_the_volume(metric, train, test, num)
     assert model.score(test) > others + 3 * float(model.log_normalizer_se_.max())
 
 
-@parametrize_with_checks([pb.LAND(random_state=0, num_points=64)])
+@parametrize_with_checks([pb.statistics.LAND(random_state=0, num_points=64)])
 def test_follows_scikit_learn(estimator, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -285,8 +292,8 @@ def test_follows_scikit_learn(estimator, check):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: pb.LAND(n_components=9).fit(gaussian_codes(5)), "from 1 to that many"),
-        (lambda: pb.LAND().fit(gaussian_codes(50)).sample(0), "at least one"),
+        (lambda: pb.statistics.LAND(n_components=9).fit(gaussian_codes(5)), "from 1 to that many"),
+        (lambda: pb.statistics.LAND().fit(gaussian_codes(50)).sample(0), "at least one"),
     ],
 )
 def test_errors_name_the_fix(call, sentence):

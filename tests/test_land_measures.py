@@ -33,10 +33,10 @@ def bowl(scale: float = 1.0) -> pb.Metric:
     return pb.EuclideanMetric(lambda z: Normal(scale * torch.cat([z, z.square().sum(-1, keepdim=True)], -1), 1.0))
 
 
-def fitted(metric: pb.Metric | None, codes: torch.Tensor, num: int = 1, **settings) -> pb.LAND:
+def fitted(metric: pb.Metric | None, codes: torch.Tensor, num: int = 1, **settings) -> pb.statistics.LAND:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return pb.LAND(metric, num, random_state=0, **settings).fit(codes)
+        return pb.statistics.LAND(metric, num, random_state=0, **settings).fit(codes)
 
 
 def cells(low: float, high: float, num: int) -> tuple[torch.Tensor, float]:
@@ -46,15 +46,15 @@ def cells(low: float, high: float, num: int) -> tuple[torch.Tensor, float]:
     return torch.cartesian_prod(x, x), step**2
 
 
-def planted(metric: pb.Metric, measure: str) -> pb.LAND:
+def planted(metric: pb.Metric, measure: str) -> pb.statistics.LAND:
     """A mixture with known parameters, normalised by the exponential map."""
-    model = pb.LAND(metric, 2, base_measure=measure, random_state=0)
+    model = pb.statistics.LAND(metric, 2, base_measure=measure, random_state=0)
     model.weights_ = torch.tensor([0.7, 0.3], dtype=DOUBLE)
     model.means_ = torch.tensor([[-1.2, 0.0], [0.9, 0.4]], dtype=DOUBLE)
     model.covariances_ = torch.tensor([[[0.08, 0.03], [0.03, 0.03]], [[0.01, 0.0], [0.0, 0.06]]], dtype=DOUBLE)
     model.precisions_ = torch.linalg.inv(model.covariances_)
     totals = [
-        pb.log_normalizer(metric, m, p, base_measure=measure, num_samples=512, generator=source())
+        pb.statistics.log_normalizer(metric, m, p, base_measure=measure, num_samples=512, generator=source())
         for m, p in zip(model.means_, model.precisions_, strict=True)
     ]
     model.log_normalizers_ = torch.stack([total.value for total in totals])
@@ -123,7 +123,7 @@ class TestCurvedSpace:
         precision = 9.0 * flat.tensor(bent(u))
         found = {
             m: [
-                pb.log_normalizer(metric, mean, p, base_measure=m, num_samples=512, generator=source())
+                pb.statistics.log_normalizer(metric, mean, p, base_measure=m, num_samples=512, generator=source())
                 for metric, mean, p in ((flat, bent(u), precision), (chart, u, slope.mT @ precision @ slope))
             ]
             for m in MEASURES
@@ -212,5 +212,5 @@ def test_bounded_distances_have_no_density_over_dz():
     """A decoder that becomes constant away from the data: the kernel does not vanish there, but the volume does."""
     metric, codes = pb.EuclideanMetric(lambda z: Normal(z.tanh(), 1.0)), noise(60)
     with pytest.warns(ConvergenceWarning, match="integral over dz is infinite"):
-        pb.LAND(metric, base_measure="lebesgue", num_points=128, tol=1.0, random_state=0).fit(codes)
+        pb.statistics.LAND(metric, base_measure="lebesgue", num_points=128, tol=1.0, random_state=0).fit(codes)
     assert fitted(metric, codes, num_points=128, tol=1.0).log_normalizer_se_ < 0.1

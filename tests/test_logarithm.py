@@ -11,8 +11,8 @@ from torch.distributions import Bernoulli, Gamma, Normal
 
 import pullback as pb
 from problems import PROBLEMS
-from pullback._logarithm import _shoot, _try_out, _Velocities
-from pullback._solver.base import Solution, Solver, Status
+from pullback._geometry.logarithm import _shoot, _try_out, _Velocities
+from pullback._solvers.base import Solution, Solver, Status
 
 DOUBLE = torch.float64
 NORMAL, SIMPLEX, SPHERE, LINEAR = (PROBLEMS[i] for i in (3, 5, 7, 9))
@@ -260,7 +260,7 @@ def test_distance_matrices(problem):
 
 
 def test_distance_matrices_in_batches(monkeypatch):
-    from pullback import _distances
+    from pullback._geometry import distances as _distances
 
     Z = SPHERE.points(4)
     whole = pb.distances(SPHERE.metric, Z)

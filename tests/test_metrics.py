@@ -47,7 +47,7 @@ from torch.nn.functional import softplus
 import pullback as pb
 import pullback.testing
 from problems import PROBLEMS, Problem
-from pullback._metric.contraction import pulled_back
+from pullback._decoders.pullback import pulled_back
 
 F64 = torch.float64
 W = torch.randn(10, 2, generator=torch.Generator().manual_seed(5), dtype=F64)
@@ -128,11 +128,23 @@ def variants() -> list:
     metrics = {
         "Fisher-Rao": (pb.FisherRaoMetric, FAMILIES, None),
         "Hessian": (pb.DivergenceMetric, MOMENTS | GAUSSIAN, None),
-        "Hessian of KL": (lambda f: pb.DivergenceMetric(f, pb.kl), {"Gamma": MOMENTS["Gamma"]}, None),
-        "Hellinger": (lambda f: pb.DivergenceMetric(f, pb.hellinger), MOMENTS, None),
-        "central difference": (lambda f: pb.DivergenceMetric(f, method=pb.CentralDifference()), MOMENTS, 1e-6),
-        "one-sided difference": (lambda f: pb.DivergenceMetric(f, pb.kl, pb.OneSidedDifference()), MOMENTS, 1e-4),
-        "Monte Carlo": (lambda f: pb.DivergenceMetric(f, pb.MonteCarloKL(300)), {"Normal": GAUSSIAN["Normal"]}, None),
+        "Hessian of KL": (lambda f: pb.DivergenceMetric(f, pb.divergences.kl), {"Gamma": MOMENTS["Gamma"]}, None),
+        "Hellinger": (lambda f: pb.DivergenceMetric(f, pb.divergences.hellinger), MOMENTS, None),
+        "central difference": (
+            lambda f: pb.DivergenceMetric(f, method=pb.divergences.CentralDifference()),
+            MOMENTS,
+            1e-6,
+        ),
+        "one-sided difference": (
+            lambda f: pb.DivergenceMetric(f, pb.divergences.kl, pb.divergences.OneSidedDifference()),
+            MOMENTS,
+            1e-4,
+        ),
+        "Monte Carlo": (
+            lambda f: pb.DivergenceMetric(f, pb.divergences.MonteCarloKL(300)),
+            {"Normal": GAUSSIAN["Normal"]},
+            None,
+        ),
         "score": (lambda f: pb.ScoreMetric(f, num_samples=300), MOMENTS | GAUSSIAN, None),
         "Euclidean": (pb.EuclideanMetric, MOMENTS | GAUSSIAN, None),
         "Wasserstein": (pb.WassersteinMetric, GAUSSIAN, None),
@@ -177,7 +189,7 @@ def test_integrating_ds2_along_the_geodesic_gives_the_distance_with_order_two(pr
 def test_hessian_of_kl_is_fisher_rao(name):
     z = codes()
     M = pb.FisherRaoMetric(FAMILIES[name]).tensor(z)
-    for divergence in (pb.symmetrized_kl, pb.kl, lambda p, q: pb.kl(q, p)):
+    for divergence in (pb.divergences.symmetrized_kl, pb.divergences.kl, lambda p, q: pb.divergences.kl(q, p)):
         assert_equal(pb.DivergenceMetric(FAMILIES[name], divergence).tensor(z), M, 1e-10)
 
 
@@ -185,7 +197,12 @@ def test_hessian_of_kl_is_fisher_rao(name):
 def test_scaled_renyi_and_hellinger_are_fisher_rao(name):
     z = codes()
     M = pb.FisherRaoMetric(FAMILIES[name]).tensor(z)
-    for divergence in (pb.Renyi(0.3), pb.Renyi(0.5), pb.Renyi(2.0), pb.hellinger):
+    for divergence in (
+        pb.divergences.Renyi(0.3),
+        pb.divergences.Renyi(0.5),
+        pb.divergences.Renyi(2.0),
+        pb.divergences.hellinger,
+    ):
         assert_equal(pb.DivergenceMetric(FAMILIES[name], divergence).tensor(z), M, 1e-10)
 
 
@@ -205,7 +222,7 @@ def test_score_is_within_five_standard_errors_and_positive(name):
 def test_hessian_of_monte_carlo_kl_is_a_score_covariance():
     z = codes()
     for name in ("Bernoulli", "Gamma", "Laplace"):
-        M = pb.DivergenceMetric(FAMILIES[name], pb.MonteCarloKL(400)).tensor(z)
+        M = pb.DivergenceMetric(FAMILIES[name], pb.divergences.MonteCarloKL(400)).tensor(z)
         assert (torch.linalg.eigvalsh(M) > 0).all()
         torch.testing.assert_close(M, pb.FisherRaoMetric(FAMILIES[name]).tensor(z), rtol=0.35, atol=0.1)
 
@@ -219,7 +236,7 @@ def test_wishart_by_its_log_normaliser():
 
     z = codes(2)
     exact = pb.DivergenceMetric(decoder).tensor(z)
-    assert_equal(pb.DivergenceMetric(decoder, pb.kl).tensor(z), exact, 1e-9)
+    assert_equal(pb.DivergenceMetric(decoder, pb.divergences.kl).tensor(z), exact, 1e-9)
     estimates = torch.stack([pb.ScoreMetric(decoder, num_samples=400, seed=seed).tensor(z) for seed in range(20)])
     assert ((estimates.mean(0) - exact).abs() <= 5 * estimates.std(0) / 20**0.5).all()
     v = 1e-3 * codes(2).flip(0)
@@ -227,13 +244,16 @@ def test_wishart_by_its_log_normaliser():
     torch.testing.assert_close(steps, torch.einsum("ni,nij,nj->n", v, exact, v), rtol=1e-2, atol=0)
 
 
-@pytest.mark.parametrize(("method", "order"), [(pb.OneSidedDifference, 1), (pb.CentralDifference, 2)])
+@pytest.mark.parametrize(
+    ("method", "order"), [(pb.divergences.OneSidedDifference, 1), (pb.divergences.CentralDifference, 2)]
+)
 @pytest.mark.parametrize("name", ["Normal", "Beta", "Bernoulli"])
 def test_finite_differences_converge_with_their_order(method, order, name):
     z = codes()
     M = pb.FisherRaoMetric(FAMILIES[name]).tensor(z)
     errors = [
-        (pb.DivergenceMetric(FAMILIES[name], pb.kl, method(eps)).tensor(z) - M).norm() for eps in (4e-3, 2e-3, 1e-3)
+        (pb.DivergenceMetric(FAMILIES[name], pb.divergences.kl, method(eps)).tensor(z) - M).norm()
+        for eps in (4e-3, 2e-3, 1e-3)
     ]
     orders = [math.log2(a / b) for a, b in pairwise(errors)]
     assert orders == pytest.approx([order, order], abs=0.1)
@@ -242,7 +262,7 @@ def test_finite_differences_converge_with_their_order(method, order, name):
 def test_one_sided_difference_is_the_printed_formula():
     z, eps = codes(), 1e-3
     decoder = FAMILIES["Gamma"]
-    M = pb.DivergenceMetric(decoder, pb.kl, pb.OneSidedDifference(eps)).tensor(z)
+    M = pb.DivergenceMetric(decoder, pb.divergences.kl, pb.divergences.OneSidedDifference(eps)).tensor(z)
 
     def printed(*v: float) -> Tensor:
         return torch.distributions.kl_divergence(decoder(z), decoder(z + torch.tensor(v, dtype=F64))).sum(-1)
@@ -264,7 +284,7 @@ def test_plain_functions_count_as_kullback_leibler():
 
 def test_divergence_metric_is_symmetric_whatever_the_divergence():
     a, b = codes(), codes() + 0.1
-    metric = pb.DivergenceMetric(FAMILIES["Gamma"], pb.kl)
+    metric = pb.DivergenceMetric(FAMILIES["Gamma"], pb.divergences.kl)
     assert torch.equal(metric.ds2(a, b), metric.ds2(b, a))
     torch.testing.assert_close(metric.ds2(a, b), pb.DivergenceMetric(FAMILIES["Gamma"]).ds2(a, b))
 
@@ -321,7 +341,7 @@ def test_families_without_a_mean_are_refused():
 def test_wasserstein_metric_is_the_hessian_of_the_distance(name):
     z = codes()
     M = pb.WassersteinMetric(GAUSSIAN[name]).tensor(z)
-    assert_equal(pb.DivergenceMetric(GAUSSIAN[name], pb.wasserstein2).tensor(z), M, 1e-10)
+    assert_equal(pb.DivergenceMetric(GAUSSIAN[name], pb.divergences.wasserstein2).tensor(z), M, 1e-10)
 
 
 def test_wasserstein_metric_of_independent_features_is_euclidean():

@@ -11,8 +11,8 @@ from torch.distributions import Normal
 
 import pullback as pb
 from problems import PROBLEMS, half_plane
-from pullback._solver.base import Solution, Solver, Status
-from pullback._solver.shooting import Shooting, shoot
+from pullback._solvers.base import Solution, Solver, Status
+from pullback._solvers.shooting import Shooting, shoot
 
 DOUBLE = torch.float64
 NORMAL = next(p for p in PROBLEMS if p.name == "Normal half-plane")

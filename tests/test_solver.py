@@ -12,10 +12,10 @@ from torch.distributions import Bernoulli, Gamma, Normal
 
 import pullback as pb
 from problems import PROBLEMS
-from pullback._solver.base import Status
-from pullback._solver.discrete import DiscreteEnergy
-from pullback._solver.newton import Minimizer
-from pullback._solver.tridiagonal import _solve_blocks, _unrolled_solve, solve_tridiagonal
+from pullback._numerics.tridiagonal import _solve_blocks, _unrolled_solve, solve_tridiagonal
+from pullback._solvers.base import Status
+from pullback._solvers.discrete import DiscreteEnergy
+from pullback._solvers.newton import Minimizer
 
 DOUBLE = torch.float64
 SPHERE = next(p for p in PROBLEMS if p.name == "sphere S^2")

@@ -14,7 +14,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from pullback._special import (
+from pullback._numerics.special import (
     _dispersion_integral,
     _dispersion_series,
     artanh_root_sigmoid,

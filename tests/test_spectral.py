@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Normal, Poisson
 
 import pullback as pb
-from pullback._distance import discretised
-from pullback._solver import refinement, spectral
-from pullback._solver.elements import DEGREE
-from pullback._solver.newton import Minimizer
+from pullback._geometry.distance import discretised
+from pullback._solvers import refinement, spectral
+from pullback._solvers.elements import DEGREE
+from pullback._solvers.newton import Minimizer
 
 DOUBLE = torch.float64
 COPIES = 400  # of the same observation: enough for elements to be worth their while

@@ -11,8 +11,8 @@ from torch.distributions import Normal
 
 import pullback as pb
 from problems import PROBLEMS
-from pullback._solver.base import Status
-from pullback._solver.spline import SplineDescent
+from pullback._solvers.base import Status
+from pullback._solvers.spline import SplineDescent
 
 DOUBLE = torch.float64
 NORMAL = next(p for p in PROBLEMS if p.name == "Normal half-plane")
@@ -108,7 +108,7 @@ def test_adam_bears_noise():
 
 
 def test_divergence_known_by_sampling():
-    metric = pb.DivergenceMetric(NORMAL.metric.decoder, divergence=pb.MonteCarloKL(200))
+    metric = pb.DivergenceMetric(NORMAL.metric.decoder, divergence=pb.divergences.MonteCarloKL(200))
     nodes = torch.tensor([[[-1.0, 0.5], [1.0, 0.5]]], dtype=DOUBLE)
     solver = SplineDescent(optimizer="adam", num_knots=4, num_segments=8, learning_rate=0.2, max_steps=25)
     found = pb.length(NORMAL.metric, pb.CubicSpline(solver.solve(metric, nodes).nodes))

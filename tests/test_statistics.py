@@ -25,10 +25,10 @@ HYPERBOLIC = half_plane("hyperbolic plane", Laplace, 1.0, 1.0)
 SPHERE = sphere(2)
 
 ESTIMATORS = [
-    pb.PrincipalGeodesicAnalysis(),
-    pb.GeodesicRegression(),
-    pb.GeodesicNeighbors(),
-    pb.GeodesicKernelDensity(),
+    pb.statistics.PrincipalGeodesicAnalysis(),
+    pb.statistics.GeodesicRegression(),
+    pb.statistics.GeodesicNeighbors(),
+    pb.statistics.GeodesicKernelDensity(),
 ]
 
 
@@ -50,7 +50,7 @@ def times(n: int) -> Tensor:
 
 def test_in_flat_space_it_is_principal_component_analysis():
     X = table()
-    ours, theirs = pb.PrincipalGeodesicAnalysis(n_components=2).fit(X), PCA(2).fit(X)
+    ours, theirs = pb.statistics.PrincipalGeodesicAnalysis(n_components=2).fit(X), PCA(2).fit(X)
     for name in ("mean_", "components_", "explained_variance_", "explained_variance_ratio_", "singular_values_"):
         np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), atol=1e-10)
     np.testing.assert_allclose(ours.transform(X), theirs.transform(X), atol=1e-10)
@@ -61,7 +61,7 @@ def test_in_flat_space_it_is_principal_component_analysis():
 @pytest.mark.parametrize("problem", [SPHERE, NORMAL], ids=str)
 def test_principal_coordinates_keep_distances_from_the_mean(problem):
     codes = problem.points(10)
-    model = pb.PrincipalGeodesicAnalysis(problem.metric).fit(codes)
+    model = pb.statistics.PrincipalGeodesicAnalysis(problem.metric).fit(codes)
     M = problem.metric.tensor(model.mean_)
     eye = torch.eye(2, dtype=torch.float64)
     torch.testing.assert_close(model.components_ @ M @ model.components_.mT, eye, rtol=0, atol=1e-10)
@@ -76,15 +76,15 @@ def test_principal_variances_do_not_depend_on_coordinates():
     codes = NORMAL.points(10)
     matrix = torch.tensor([[2.0, 0.3], [0.1, 0.5]], dtype=torch.float64)
     metric = pb.FisherRaoMetric(lambda w: NORMAL.metric.decoder(w @ matrix.mT))
-    here = pb.PrincipalGeodesicAnalysis(NORMAL.metric).fit(codes)
-    there = pb.PrincipalGeodesicAnalysis(metric).fit(torch.linalg.solve(matrix, codes.mT).mT)
+    here = pb.statistics.PrincipalGeodesicAnalysis(NORMAL.metric).fit(codes)
+    there = pb.statistics.PrincipalGeodesicAnalysis(metric).fit(torch.linalg.solve(matrix, codes.mT).mT)
     torch.testing.assert_close(there.explained_variance_, here.explained_variance_, rtol=1e-5, atol=0)
 
 
 def test_points_of_one_geodesic_have_one_component():
     start, v = torch.tensor([0.1, -0.2]).double(), torch.tensor([0.5, 0.3]).double()
     codes = pb.expmap(SPHERE.metric, start.expand(9, 2), times(9) * v)
-    model = pb.PrincipalGeodesicAnalysis(SPHERE.metric, 1).fit(codes)
+    model = pb.statistics.PrincipalGeodesicAnalysis(SPHERE.metric, 1).fit(codes)
     assert model.explained_variance_ratio_.item() == pytest.approx(1, abs=1e-8)
     torch.testing.assert_close(model.inverse_transform(model.transform(codes)), codes, rtol=0, atol=1e-5)
 
@@ -94,11 +94,11 @@ def test_points_of_one_geodesic_have_one_component():
 
 def test_in_flat_space_it_is_linear_regression():
     X, y = np.random.RandomState(1).randn(40, 2), table()
-    ours, theirs = pb.GeodesicRegression().fit(X, y), LinearRegression().fit(X, y)
+    ours, theirs = pb.statistics.GeodesicRegression().fit(X, y), LinearRegression().fit(X, y)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-9)
     np.testing.assert_allclose(ours.predict(X), theirs.predict(X), atol=1e-9)
     np.testing.assert_allclose(ours.intercept_, theirs.predict(X.mean(0)[None])[0], atol=1e-9)
-    single, reference = pb.GeodesicRegression().fit(X, y[:, 0]), LinearRegression().fit(X, y[:, 0])
+    single, reference = pb.statistics.GeodesicRegression().fit(X, y[:, 0]), LinearRegression().fit(X, y[:, 0])
     assert single.predict(X).shape == (40,)
     assert single.score(X, y[:, 0]) == pytest.approx(reference.score(X, y[:, 0]))
 
@@ -108,7 +108,7 @@ def test_a_planted_geodesic_is_recovered(problem):
     start, v = torch.tensor([0.1, 0.9]).double(), torch.tensor([0.4, 0.3]).double()
     t = times(9)
     codes = pb.expmap(problem.metric, start.expand(9, 2), t * v)
-    model = pb.GeodesicRegression(problem.metric).fit(t + 7, codes)
+    model = pb.statistics.GeodesicRegression(problem.metric).fit(t + 7, codes)
     assert model.converged_
     torch.testing.assert_close(model.intercept_, start, rtol=0, atol=1e-6)
     torch.testing.assert_close(model.coef_[:, 0], v, rtol=0, atol=1e-6)
@@ -120,7 +120,7 @@ def test_a_planted_geodesic_is_recovered(problem):
 def test_no_other_geodesic_is_closer():
     t = times(8)
     codes = 0.3 * torch.cat([t, t.square()], -1) + 0.1 * torch.randn(8, 2, dtype=torch.float64)
-    model = pb.GeodesicRegression(SPHERE.metric).fit(t, codes)
+    model = pb.statistics.GeodesicRegression(SPHERE.metric).fit(t, codes)
 
     def total(start: Tensor, v: Tensor) -> float:
         predicted = pb.expmap(SPHERE.metric, start.expand(8, 2), t * v)
@@ -130,7 +130,7 @@ def test_no_other_geodesic_is_closer():
     assert model.sum_of_squares_ == pytest.approx(least, rel=1e-5)
     for change in 1e-3 * torch.cat([torch.eye(4), -torch.eye(4)]).double():
         assert total(model.intercept_ + change[:2], model.coef_[:, 0] + change[2:]) > least
-    variance = pb.frechet_mean(SPHERE.metric, codes).variance
+    variance = pb.statistics.frechet_mean(SPHERE.metric, codes).variance
     assert model.score(t, codes) == pytest.approx(1 - least / (8 * variance.item()), rel=1e-5)
 
 
@@ -139,7 +139,7 @@ def test_no_other_geodesic_is_closer():
 
 def test_in_flat_space_they_are_the_usual_neighbours():
     X = table()
-    ours, theirs = pb.GeodesicNeighbors(n_neighbors=4).fit(X), NearestNeighbors(n_neighbors=4).fit(X)
+    ours, theirs = pb.statistics.GeodesicNeighbors(n_neighbors=4).fit(X), NearestNeighbors(n_neighbors=4).fit(X)
     for query in (X[:7] + 0.3, None):
         distance, index = ours.kneighbors(query)
         np.testing.assert_allclose(distance, theirs.kneighbors(query)[0], atol=1e-10)
@@ -149,7 +149,7 @@ def test_in_flat_space_they_are_the_usual_neighbours():
 @pytest.mark.parametrize("problem", [SPHERE, NORMAL], ids=str)
 def test_neighbours_are_those_of_all_pairs(problem):
     codes, queries = problem.points(20), problem.points(4)
-    model = pb.GeodesicNeighbors(problem.metric, 3).fit(codes)
+    model = pb.statistics.GeodesicNeighbors(problem.metric, 3).fit(codes)
     distance, index = model.kneighbors(queries)
     D = problem.distance(queries[:, None], codes)
     torch.testing.assert_close(distance, D.sort().values[:, :3], rtol=1e-6, atol=1e-8)
@@ -159,13 +159,13 @@ def test_neighbours_are_those_of_all_pairs(problem):
 
 def test_a_certain_bound_spares_paths():
     codes, queries = SPHERE.points(30), SPHERE.points(4)
-    model = pb.GeodesicNeighbors(SPHERE.metric, 3).fit(codes)
+    model = pb.statistics.GeodesicNeighbors(SPHERE.metric, 3).fit(codes)
     model.kneighbors(queries)
     assert 12 <= model.n_solved_ < 40
 
 
 def test_neighbours_must_exist():
-    model = pb.GeodesicNeighbors().fit(table(5))
+    model = pb.statistics.GeodesicNeighbors().fit(table(5))
     with pytest.raises(ValueError, match="between 1 and 4"):
         model.kneighbors()
     with pytest.raises(ValueError, match="between 1 and 5"):
@@ -177,7 +177,7 @@ def test_neighbours_must_exist():
 
 def test_in_flat_space_it_is_the_usual_density():
     X = table()
-    ours, theirs = pb.GeodesicKernelDensity(bandwidth=0.7).fit(X), KernelDensity(bandwidth=0.7).fit(X)
+    ours, theirs = pb.statistics.GeodesicKernelDensity(bandwidth=0.7).fit(X), KernelDensity(bandwidth=0.7).fit(X)
     np.testing.assert_allclose(ours.score_samples(X + 0.3), theirs.score_samples(X + 0.3), atol=1e-10)
     assert ours.score(X) == pytest.approx(theirs.score(X))
 
@@ -190,9 +190,9 @@ def test_a_kernel_of_constant_curvature(problem, sine):
     codes, z, h = problem.points(1), problem.points(8), 0.5
     r = problem.distance(codes, z)
     expected = -0.5 * (r / h) ** 2 - np.log(2 * np.pi * h**2) - (sine(r) / r).log()
-    found = pb.GeodesicKernelDensity(problem.metric, h).fit(codes).score_samples(z)
+    found = pb.statistics.GeodesicKernelDensity(problem.metric, h).fit(codes).score_samples(z)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    plain = pb.GeodesicKernelDensity(problem.metric, h, stretch=False).fit(codes).score_samples(z)
+    plain = pb.statistics.GeodesicKernelDensity(problem.metric, h, stretch=False).fit(codes).score_samples(z)
     torch.testing.assert_close(plain, expected + (sine(r) / r).log(), rtol=0, atol=1e-6)
 
 
@@ -200,14 +200,14 @@ def test_density_integrates_to_one_over_the_volume():
     x, y = torch.linspace(-4, 4, 24).double(), torch.linspace(-1.6, 1.6, 18).double()
     grid = torch.cartesian_prod(x, y)
     z = torch.stack([grid[:, 0], grid[:, 1].exp()], -1)
-    model = pb.GeodesicKernelDensity(NORMAL.metric, 0.6).fit(torch.tensor([[0.0, 1.0], [0.2, 1.2]]).double())
+    model = pb.statistics.GeodesicKernelDensity(NORMAL.metric, 0.6).fit(torch.tensor([[0.0, 1.0], [0.2, 1.2]]).double())
     log_density = model.score_samples(z) + NORMAL.metric.log_volume(z) + grid[:, 1]
     total = log_density.exp().sum() * (x[1] - x[0]) * (y[1] - y[0])
     assert total.item() == pytest.approx(1, abs=2e-3)
 
 
 def test_far_away_the_density_is_zero():
-    model = pb.GeodesicKernelDensity(SPHERE.metric, 0.01).fit(torch.zeros(1, 2).double())
+    model = pb.statistics.GeodesicKernelDensity(SPHERE.metric, 0.01).fit(torch.zeros(1, 2).double())
     assert model.score_samples(torch.full((1, 2), 0.5).double()).item() == -torch.inf
 
 
@@ -216,7 +216,11 @@ def test_far_away_the_density_is_zero():
 
 def fitted(estimator):
     X = table(12)
-    return clone(estimator).fit(X, X) if isinstance(estimator, pb.GeodesicRegression) else clone(estimator).fit(X)
+    return (
+        clone(estimator).fit(X, X)
+        if isinstance(estimator, pb.statistics.GeodesicRegression)
+        else clone(estimator).fit(X)
+    )
 
 
 def answer(model) -> np.ndarray:
@@ -238,26 +242,26 @@ def test_a_file_holds_the_fitted_state(estimator, tmp_path):
 
 def test_objects_are_given_again(tmp_path):
     path, codes = tmp_path / "model.safetensors", SPHERE.points(6)
-    model = pb.GeodesicNeighbors(SPHERE.metric, 2).fit(codes)
+    model = pb.statistics.GeodesicNeighbors(SPHERE.metric, 2).fit(codes)
     model.save(path)
     with pytest.raises(ValueError, match=r"load\(path, metric=…\)"):
-        pb.GeodesicNeighbors.load(path)
+        pb.statistics.GeodesicNeighbors.load(path)
     with pytest.raises(ValueError, match="GeodesicNeighbors, not GeodesicKernelDensity"):
-        pb.GeodesicKernelDensity.load(path)
-    loaded = pb.GeodesicNeighbors.load(path, metric=SPHERE.metric)
+        pb.statistics.GeodesicKernelDensity.load(path)
+    loaded = pb.statistics.GeodesicNeighbors.load(path, metric=SPHERE.metric)
     torch.testing.assert_close(loaded.kneighbors(codes[:2])[0], model.kneighbors(codes[:2])[0])
 
 
 def test_an_unfitted_estimator_is_not_saved(tmp_path):
     with pytest.raises(NotFittedError):
-        pb.GeodesicNeighbors().save(tmp_path / "model.safetensors")
+        pb.statistics.GeodesicNeighbors().save(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dtype_and_kind_follow_the_data(dtype):
     X = torch.from_numpy(table()).to(dtype)
-    model = pb.PrincipalGeodesicAnalysis().fit(X)
+    model = pb.statistics.PrincipalGeodesicAnalysis().fit(X)
     assert model.transform(X).dtype == model.components_.dtype == dtype
-    array = pb.PrincipalGeodesicAnalysis().fit(X.numpy()).transform(X.numpy())
+    array = pb.statistics.PrincipalGeodesicAnalysis().fit(X.numpy()).transform(X.numpy())
     assert isinstance(array, np.ndarray)
     assert array.dtype == X.numpy().dtype

@@ -5,9 +5,9 @@ import torch
 from torch.distributions import Normal
 
 import pullback as pb
-from pullback._solver.discrete import DiscreteEnergy, lerp_nodes
-from pullback._solver.levels import spread
-from pullback._solver.straight import StraightEnergy
+from pullback._solvers.discrete import DiscreteEnergy, lerp_nodes
+from pullback._solvers.levels import spread
+from pullback._solvers.straight import StraightEnergy
 from pullback.experiments import toy
 
 DOUBLE = torch.float64

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback._calculus import pushforward
-from pullback._decoder import observed
-from pullback._metric.base import Metric
+from pullback._autodiff.derivatives import pushforward
+from pullback._decoders.contract import observed
+from pullback._metrics.base import Metric
 from pullback._typing import Float
 
 __all__ = ["check_metric"]

@@ -1,5 +1,5 @@
-"""The families of distributions: for each its Fisher information, its dual embedding and its Fisher-Rao distance, side by side.
+"""What is known about families of distributions."""
 
-One module per kind. Importing a module registers its rules with `pullback.fisher`, `pullback.embed` and
-`pullback.rao_distance`; a family in somebody else's package registers in the same way and needs no place here.
-"""
+from pullback._families import categories, composite, counts, directional, gaussian, location_scale, positive
+
+__all__ = ["categories", "composite", "counts", "directional", "gaussian", "location_scale", "positive"]

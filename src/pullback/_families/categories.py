@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Multinomial, OneHotCategorical
 
-from pullback._embedding import Dual, embed
 from pullback._families.counts import check_same_total_count, given_probs
-from pullback._fisher import fisher
-from pullback._information import Information
-from pullback._rao import rao_distance
+from pullback._families.embedding import Dual, embed
+from pullback._families.fisher import fisher
+from pullback._families.information import Information
+from pullback._families.rao import rao_distance
 
 
 @fisher.register(Categorical)

@@ -23,12 +23,12 @@ from torch.distributions import (
     TransformedDistribution,
 )
 
-from pullback._embedding import Dual, embed
-from pullback._fisher import fisher
-from pullback._information import Information, Linear
-from pullback._product import Product
-from pullback._rao import rao_distance
-from pullback._score import depends_on_code, score_information, tensors_in
+from pullback._families.embedding import Dual, embed
+from pullback._families.fisher import fisher
+from pullback._families.information import Information, Linear
+from pullback._families.product import Product
+from pullback._families.rao import rao_distance
+from pullback._families.score import depends_on_code, score_information, tensors_in
 
 fisher.register(MixtureSameFamily, score_information)
 

@@ -27,11 +27,11 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
-from pullback._embedding import Dual, embed, fixed
-from pullback._fisher import fisher
-from pullback._information import Information
-from pullback._rao import rao_distance
-from pullback._special import artanh_root_sigmoid, dispersion_information, langevin, langevin_slope
+from pullback._families.embedding import Dual, embed, fixed
+from pullback._families.fisher import fisher
+from pullback._families.information import Information
+from pullback._families.rao import rao_distance
+from pullback._numerics.special import artanh_root_sigmoid, dispersion_information, langevin, langevin_slope
 
 # -- two categories --------------------------------------------------------------------------------------------------------
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.distributions import VonMises
 
-from pullback._embedding import Dual, embed
-from pullback._fisher import fisher
-from pullback._information import Information
-from pullback._rao import rao_distance
-from pullback._special import resultant
-from pullback._von_mises_fisher import VonMisesFisher
+from pullback._families.embedding import Dual, embed
+from pullback._families.fisher import fisher
+from pullback._families.information import Information
+from pullback._families.rao import rao_distance
+from pullback._families.von_mises_fisher import VonMisesFisher
+from pullback._numerics.special import resultant
 
 
 @fisher.register

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal
 from torch.linalg import solve_triangular
 
-from pullback._embedding import Dual, embed
-from pullback._fisher import fisher
-from pullback._information import Information
-from pullback._rao import rao_distance
+from pullback._families.embedding import Dual, embed
+from pullback._families.fisher import fisher
+from pullback._families.information import Information
+from pullback._families.rao import rao_distance
 
 
 @fisher.register

@@ -36,10 +36,10 @@ from torch.distributions import (
 )
 from torch.distributions.utils import euler_constant
 
-from pullback._embedding import Dual, embed, fixed
-from pullback._fisher import fisher
-from pullback._information import Information
-from pullback._rao import rao_distance
+from pullback._families.embedding import Dual, embed, fixed
+from pullback._families.fisher import fisher
+from pullback._families.information import Information
+from pullback._families.rao import rao_distance
 
 Plane = Callable[[Any], tuple[Tensor, Tensor]]
 Line = Callable[[Any], Tensor]

@@ -4,7 +4,7 @@ Their information is written with the trigamma function ψ₁. For large paramet
 small difference of large numbers, and torch's trigamma is itself exact to nine digits only. So everything here is built on
 two functions without cancellation, which end in an asymptotic series (Abramowitz and Stegun, 6.3.18 and 6.4.12):
 
-- `_trigamma_excess`: e(x) = x² (ψ₁(x) - 1/x), between 1 (at 0) and ½ (at infinity);
+- `trigamma_excess`: e(x) = x² (ψ₁(x) - 1/x), between 1 (at 0) and ½ (at infinity);
 - `digamma_excess`: f(x) = ψ(x) - log x, with f'(x) = e(x)/x².
 
 The embeddings are the natural and the mean parameters (the chord is the Jeffreys divergence), up to a linear change of both
@@ -17,13 +17,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Beta, Dirichlet, Exponential, Gamma, InverseGamma
 
-from pullback._embedding import Dual, embed
+from pullback._families.embedding import Dual, embed
+from pullback._families.fisher import fisher
+from pullback._families.information import Information
 from pullback._families.location_scale import half_line, log_ratio
-from pullback._fisher import fisher
-from pullback._information import Information
-
-_SHIFT = 12  # the series below are exact to rounding beyond here
-_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
+from pullback._numerics.special import digamma_excess, trigamma_excess
 
 
 @half_line(Exponential, c=1)
@@ -47,7 +45,7 @@ def _gamma_root(eta: Tensor, u: Tensor) -> Tensor:
     shape, _ = eta.unbind(-1)
     dlog_shape, dlog_rate = (u / eta).unbind(-1)
     mean = shape.sqrt() * (dlog_shape - dlog_rate)
-    return torch.stack([mean, _trigamma_excess(shape).sqrt() * dlog_shape], -1)
+    return torch.stack([mean, trigamma_excess(shape).sqrt() * dlog_shape], -1)
 
 
 @embed.register(Gamma)
@@ -83,10 +81,10 @@ def _dirichlet_root(alpha: Tensor, u: Tensor) -> Tensor:
 
     ϱ ≈ (K - 1)/(2α₀) for large α. Written with e it is a sum of positive terms, because e(x)/x falls.
     """
-    excess = _trigamma_excess(alpha)
+    excess = trigamma_excess(alpha)
     total = alpha.sum(-1, keepdim=True)
     share = alpha / total
-    gain = share * ((excess - share * _trigamma_excess(total)) / (alpha + excess)).clamp_min(0)
+    gain = share * ((excess - share * trigamma_excess(total)) / (alpha + excess)).clamp_min(0)
     shrunk = gain.sum(-1, keepdim=True).clamp_min(torch.finfo(alpha.dtype).tiny).sqrt()
     scale = (alpha + excess).sqrt()  # α √ψ₁(α)
     direction = torch.nn.functional.normalize(alpha / scale, dim=-1)
@@ -130,28 +128,3 @@ def _broadcast(parts: list[Tensor]) -> list[Tensor]:
     """Expands all but the last dimension."""
     batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
     return [part.expand(*batch, part.shape[-1]) for part in parts]
-
-
-def _trigamma_excess(x: Tensor) -> Tensor:
-    r"""e(x) = x² ψ₁(x) - x, from ψ₁(x) - 1/x = Σ_{j<n} 1/((x+j)²(x+j+1)) + (ψ₁(x+n) - 1/(x+n)): all terms positive."""
-    steps = 1 / (x + 1) + sum((x / (x + j)) ** 2 / (x + j + 1) for j in range(1, _SHIFT))
-    far = x + _SHIFT
-    series = 0.5 + _horner(_BERNOULLI, far**-2) / far
-    return steps + (x / far) ** 2 * series
-
-
-def digamma_excess(x: Tensor) -> Tensor:
-    r"""f(x) = ψ(x) - log x = Σ_{j<n} (log(1 + 1/(x+j)) - 1/(x+j)) + f(x+n) for small x, the series alone for large."""
-    small = x < _SHIFT
-    near = torch.where(small, x, 1)
-    steps = sum(torch.log1p(1 / (near + j)) - 1 / (near + j) for j in range(_SHIFT))
-    far = torch.where(small, x + _SHIFT, x)
-    coefficients = [b / (2 * k) for k, b in enumerate(_BERNOULLI, start=1)]
-    return torch.where(small, steps, 0) - (0.5 + _horner(coefficients, far**-2) / far) / far
-
-
-def _horner(coefficients: tuple[float, ...] | list[float], x: Tensor) -> Tensor:
-    value = torch.zeros_like(x)
-    for coefficient in reversed(coefficients):
-        value = value * x + coefficient
-    return value

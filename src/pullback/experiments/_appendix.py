@@ -51,8 +51,11 @@ SPACES = (
 def routes(decoder: Callable[[Tensor], Distribution]) -> dict[str, pb.Metric]:
     """The exact routes, and the differences of the paper and of second order with steps from coarse to fine."""
     differences: dict[str, pb.Metric] = {
-        f"{name}, step {eps:g}": pb.DivergenceMetric(decoder, divergence=pb.kl, method=method(eps))
-        for name, method in (("one-sided (the paper's)", pb.OneSidedDifference), ("central", pb.CentralDifference))
+        f"{name}, step {eps:g}": pb.DivergenceMetric(decoder, divergence=pb.divergences.kl, method=method(eps))
+        for name, method in (
+            ("one-sided (the paper's)", pb.divergences.OneSidedDifference),
+            ("central", pb.divergences.CentralDifference),
+        )
         for eps in STEPS
     }
     exact: dict[str, pb.Metric] = {

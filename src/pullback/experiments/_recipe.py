@@ -33,7 +33,7 @@ class Recipe:
 
     def __call__(self, decoder: torch.nn.Module, codes: Tensor, a: Tensor, b: Tensor) -> pb.Geodesic:
         """Paths from ``a`` to ``b``, each ``(n, 2)``."""
-        metric = pb.DivergenceMetric(decoder, divergence=pb.symmetrized_kl)
+        metric = pb.DivergenceMetric(decoder, divergence=pb.divergences.symmetrized_kl)
         start = self._start(metric, codes, a, b)
         solver = pb.SplineDescent(
             num_knots=self.num_knots, num_segments=self.num_segments, optimizer="adam", max_steps=self.max_steps

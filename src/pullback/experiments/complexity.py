@@ -70,13 +70,13 @@ class Decoder(nn.Module):
 def routes(settings: Settings) -> dict[str, Route]:
     """The ways to the metric tensor, by name; the paper's first."""
 
-    def differences(method: pb.OneSidedDifference | pb.CentralDifference) -> Route:
-        return lambda decoder: pb.DivergenceMetric(decoder, divergence=pb.kl, method=method)
+    def differences(method: pb.divergences.OneSidedDifference | pb.divergences.CentralDifference) -> Route:
+        return lambda decoder: pb.DivergenceMetric(decoder, divergence=pb.divergences.kl, method=method)
 
     return {
-        "differences of the KL, one-sided": differences(pb.OneSidedDifference()),
-        "differences of the KL, central": differences(pb.CentralDifference()),
-        "Hessian of the KL": lambda decoder: pb.DivergenceMetric(decoder, divergence=pb.kl),
+        "differences of the KL, one-sided": differences(pb.divergences.OneSidedDifference()),
+        "differences of the KL, central": differences(pb.divergences.CentralDifference()),
+        "Hessian of the KL": lambda decoder: pb.DivergenceMetric(decoder, divergence=pb.divergences.kl),
         "covariance of the score": lambda decoder: pb.ScoreMetric(decoder, num_samples=settings.num_samples),
         "closed form, forward mode": pb.FisherRaoMetric,
     }

@@ -1,6 +1,6 @@
 r"""A density that follows the codes: the fifth experiment of Arvanitidis et al. 2022.
 
-The locally adaptive normal distribution (`pullback.LAND`) is a Gaussian in the distances of the metric. It is fitted to codes of the pose autoencoder, and
+The locally adaptive normal distribution (`pullback.statistics.LAND`) is a Gaussian in the distances of the metric. It is fitted to codes of the pose autoencoder, and
 judged by the log-likelihood of codes that neither it nor the support of its metric has seen. What it is compared with depends on the base measure:
 
 - *The Riemannian volume*, as in the paper. The rival that differs in nothing but what a distance is has the density
@@ -24,12 +24,12 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 import pullback as pb
-from pullback._metric.interpolated import Grid, InterpolatedMetric
-from pullback._statistics.land import LAND
+from pullback._metrics.interpolated import Grid, InterpolatedMetric
 from pullback.experiments._land_display import DEVIATIONS, TEXT, draw, findings, table
 from pullback.experiments._poses import Model, Training, trained
 from pullback.experiments._report import Report, save_figure
 from pullback.experiments._weights import reproducible
+from pullback.statistics._land import LAND
 
 
 @dataclass(frozen=True)

@@ -81,12 +81,12 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
 def metrics(model: Model, settings: Settings = PAPER) -> dict[str, tuple[pb.Metric, Decoder]]:
     """The routes to the metric, each with the decoder whose divergences it approximates."""
     ours, paper = model.recommended(), model.reweighted()
-    difference = pb.OneSidedDifference(settings.eps)
+    difference = pb.divergences.OneSidedDifference(settings.eps)
     sampled = SampledKL(settings.num_samples)
     return {
         OURS: (pb.FisherRaoMetric(ours), ours.observed),
         EXACT: (pb.FisherRaoMetric(paper), paper),
-        ONE_SIDED: (pb.DivergenceMetric(paper, divergence=pb.kl, method=difference), paper),
+        ONE_SIDED: (pb.DivergenceMetric(paper, divergence=pb.divergences.kl, method=difference), paper),
         SAMPLED: (pb.DivergenceMetric(paper, divergence=sampled, method=difference), paper),
     }
 
@@ -108,7 +108,7 @@ def _measure(metric: pb.Metric, decoder: Decoder, z: Tensor, settings: Settings)
         M = metric.tensor(chunk)
         begin = chunk[:, None].expand(-1, len(steps), -1)
         p, q = decoder(begin), decoder(begin + steps)
-        divergence = pb.kl(p, q).reshape(len(chunk), len(steps), -1).sum(-1)
+        divergence = pb.divergences.kl(p, q).reshape(len(chunk), len(steps), -1).sum(-1)
         quadratic = 0.5 * torch.einsum("ki,nij,kj->nk", steps, M, steps)
         found.append(((divergence - quadratic).abs().mean(-1), divergence.mean(-1), torch.linalg.det(M)))
     return Errors(*(torch.cat(parts).reshape(z.shape[:-1]) for parts in zip(*found, strict=True)))

@@ -1,0 +1,1 @@
+"""Derivatives of maps from the latent space."""

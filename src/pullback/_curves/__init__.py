@@ -1,0 +1,1 @@
+"""Curves in the latent space, and their measures."""

@@ -1,0 +1,99 @@
+"""Measuring many short steps at once: every code is decoded once, however many steps it takes part in.
+
+A metric's `ds2` decodes both ends of a step. Along a curve each node ends one step and begins the next, and in a graph it
+has many neighbours; with the metric's embedding it need not be decoded again for each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback._metrics.base import Metric
+from pullback._typing import Float
+
+MAX_DECODED = 4096  # codes decoded at once: what bounds the memory of a measurement
+_PIECE = 64  # segments measured around one origin, so that rounding stays local
+
+
+@dataclass(frozen=True, eq=False)
+class Marks:
+    """Codes decoded once, ready to measure the step between any two of them.
+
+    Keeps the metric's embedding of the codes where it has one, and the codes themselves otherwise.
+    """
+
+    metric: Metric
+    z: Tensor
+    dual: tuple[Tensor, Tensor] | None
+
+    @classmethod
+    def of(cls, metric: Metric, z: Tensor, origin: Tensor | None = None) -> Marks:
+        """Decodes ``z``; rounding is best near the code `origin`."""
+        return cls(metric, z, metric.embed(z, origin=origin))
+
+    def __getitem__(self, index: Any) -> Marks:
+        if self.dual is None:
+            return Marks(self.metric, self.z[index], None)
+        phi, psi = self.dual
+        part = phi[index]
+        return Marks(self.metric, self.z[index], (part, part if phi is psi else psi[index]))
+
+    def join(self, other: Marks) -> Marks:
+        """These codes and, behind them along the first dimension, others."""
+        z = torch.cat([self.z, other.z])
+        if self.dual is None or other.dual is None:
+            return Marks(self.metric, z, None)
+        phi = torch.cat([self.dual[0], other.dual[0]])
+        return Marks(
+            self.metric, z, (phi, phi if self.dual[0] is self.dual[1] else torch.cat([self.dual[1], other.dual[1]]))
+        )
+
+    def ds2(self, other: Marks) -> Tensor:
+        """Squared steps to other codes of the same metric and origin."""
+        if self.dual is None or other.dual is None:
+            return self.metric.ds2(self.z, other.z)
+        (phi, psi), (phi_other, psi_other) = self.dual, other.dual
+        step = phi_other - phi
+        return (step * (step if phi is psi else psi_other - psi)).sum(-1)
+
+
+def squared_steps(
+    metric: Metric, nodes: Float[Tensor, "*batch n d"], *, strides: tuple[int, ...] = (1,)
+) -> list[Tensor]:
+    """Squared steps between consecutive nodes, and between every second, …, for each stride (1 or 2, a divisor of n - 1).
+
+    Every node is decoded once (twice where pieces meet), in chunks, so that memory does not grow with the batch.
+    """
+    num_segments = nodes.shape[-2] - 1
+    pieces = _pieces(nodes)
+    flat = pieces.flatten(0, -3)
+    parts = [_piece_steps(metric, chunk, strides) for chunk in flat.split(max(1, MAX_DECODED // flat.shape[1]))]
+    joined = (torch.cat(part).reshape(*nodes.shape[:-2], -1) for part in zip(*parts, strict=True))
+    return [steps[..., : num_segments // stride] for steps, stride in zip(joined, strides, strict=True)]
+
+
+def _pieces(nodes: Tensor) -> Tensor:
+    """Cuts curves into pieces ``(*batch, count, size + 1, d)`` of an even number of segments, the last padded by its end."""
+    num_segments = nodes.shape[-2] - 1
+    count = math.ceil(num_segments / _PIECE)
+    size = 2 * math.ceil(num_segments / count / 2)
+    padding = nodes[..., -1:, :].expand(*nodes.shape[:-2], count * size - num_segments, nodes.shape[-1])
+    return torch.cat([nodes, padding], dim=-2).unfold(-2, size + 1, size).movedim(-1, -2)
+
+
+def _piece_steps(metric: Metric, pieces: Tensor, strides: tuple[int, ...]) -> list[Tensor]:
+    middle = pieces.shape[1] // 2
+    marks = Marks.of(metric, pieces, origin=pieces[:, middle : middle + 1])
+    thinned = (marks[:, ::stride] for stride in strides)
+    return [some[:, :-1].ds2(some[:, 1:]) for some in thinned]
+
+
+def safe_sqrt(x: Tensor) -> Tensor:
+    """√x with √0 = 0 and slope 0 there; rounding below zero counts as zero, and NaN stays NaN."""
+    zero = x <= 0
+    return torch.where(zero, 0, torch.where(zero, 1, x).sqrt())

@@ -1,0 +1,1 @@
+"""From codes to distributions, and where the data end."""

@@ -1,0 +1,52 @@
+r"""Several decoders instead of one: retrained from different seeds, or drawn from a Laplace approximation of the posterior.
+
+Where there are data the members agree; where there are none nothing makes them. `pullback.EnsembleMetric` turns that
+disagreement into length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from pullback._decoders.contract import Decoder
+from pullback._families.uncertainty import blend
+from pullback._typing import Float
+
+
+class EnsembleDecoder(nn.Module):
+    """Several decoders of one family and shape as one.
+
+    ``ensemble(z)`` is the average of the members in the family's parameters (`pullback.blend`); for Bernoulli and categorical
+    features that is the marginal distribution of their mixture. Members that are modules are registered, so ``.to`` and
+    ``state_dict`` reach them.
+
+    **Arguments:**
+
+    - `members`: at least two decoders.
+    """
+
+    def __init__(self, members: Iterable[Decoder]):
+        super().__init__()
+        self.members = tuple(members)
+        if len(self.members) < 2:
+            raise ValueError(
+                f"An ensemble needs at least two decoders to disagree; got {len(self.members)}. For a single one use it as it is."
+            )
+        for i, member in enumerate(self.members):
+            if isinstance(member, nn.Module):
+                self.add_module(f"member_{i}", member)
+
+    def forward(self, z: Float[Tensor, "*batch d"]) -> Distribution:
+        """The members' average distribution of the data."""
+        average, *others = self.each(z)
+        for i, p in enumerate(others, start=2):
+            average = blend(average, p, torch.full(average.batch_shape, 1 / i, dtype=z.dtype, device=z.device))
+        return average
+
+    def each(self, z: Float[Tensor, "*batch d"]) -> list[Distribution]:
+        """What every member decodes ``z`` to."""
+        return [member(z) for member in self.members]

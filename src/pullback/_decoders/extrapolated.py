@@ -1,0 +1,186 @@
+r"""A decoder that knows where the data end.
+
+A metric pulled back from a decoder alone says nothing of where the decoder was trained: off the data it may be arbitrarily
+small, and the shortest path between two codes then runs through a region no code ever came from. Making the decoder
+*uncertain* there helps only families whose uncertainty has no bound. Blending a Bernoulli decoder to :math:`p = 1/2`
+(`Reweighted`, the mechanism of Arvanitidis et al. 2022) makes the decoder constant, hence the metric zero, hence the void
+free to cross.
+
+`Extrapolated` lets the decoder emit one more observation next to x: a vector y of known noise that is silent on the data
+and reports the code itself, louder and louder, away from them,
+
+.. math:: y \sim \mathcal N(F(z), 1), \qquad
+          F(z) = \frac{W(z)}{\sqrt d}\,\big(\cos\omega z_i,\ \sin\omega z_i\big)_{i=1,\dots,d}, \qquad W = \lambda \rho .
+
+Here :math:`\rho(z) = \sqrt{e}\, \exp(-h^2/e)` with :math:`e = \max(D_h(z) - D_{\rm edge}, 0)` is the distance beyond the edge of the
+support (`pullback.Support`): zero with all its derivatives on the support, of unit slope far from it. The derivative of the i-th
+pair along v has the two orthogonal parts :math:`(\nabla W\cdot v)(\cos, \sin)` and :math:`W \omega v_i (-\sin, \cos)`, so with
+:math:`\omega = \sqrt d/\ell` the Fisher information of y is
+
+.. math:: |DF\, v|^2 = (\nabla W \cdot v)^2 + \frac{W^2}{\ell^2}\, |v|^2 ,
+
+a cone whose apex is the support. It adds nothing on the data, not even to higher order. Off them it is positive definite in
+every direction, for every family and in every dimension, has no preferred origin or axes, and grows without bound. And it
+stays what the metric was before: the Fisher information of everything the decoder emits.
+"""
+
+from __future__ import annotations
+
+import torch
+from scipy.sparse.csgraph import dijkstra
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, Normal
+from torch.types import _size
+
+from pullback._decoders.contract import Decoder, observed
+from pullback._decoders.pullback import pulled_back
+from pullback._decoders.reweighted import Reweighted
+from pullback._decoders.support import Support
+from pullback._families.embedding import Dual, embed
+from pullback._families.fisher import fisher
+from pullback._families.information import Information
+from pullback._families.product import Product
+from pullback._families.rao import rao_distance
+from pullback._typing import Float
+
+_SLOPE = 3.0
+_MAX_PROBES = 192
+_LINE_POINTS = 7
+_NUM_NEIGHBOURS = 10
+
+
+class Extrapolated(nn.Module):
+    r"""A decoder together with an observation of how far a code is from the data; see the module's derivation.
+
+    Called, it is the decoder you gave: ``extrapolated(z)`` is p(x|z), also off the data. Metrics look at `observed` instead,
+    so ``FisherRaoMetric(Extrapolated(decoder, Support.fit(codes)))`` is the recommended geometry: the decoder's own on the data, and
+    a wall around them. Squared lengths add up, so the part of a path's energy that is due to the wall is its energy under
+    ``FisherRaoMetric(extrapolated.channel)``: zero for a path on the data.
+
+    **Arguments:**
+
+    - `decoder`: any decoder; without a `strength` its family needs a rule for `pullback.fisher`.
+    - `support`: where the data are.
+    - `strength`: the slope :math:`\lambda` of the wall, in units of length in the metric per unit of latent distance. By default
+      it is found from the decoder at the support's centres: three times the median of :math:`\sqrt{\lambda_{\max}(M)}`, or more where
+      that leaves a short cut, namely the smallest slope for which no straight line between two centres that leaves
+      the support is shorter than the way along the data. Centres with no way along the data between them (distant clusters)
+      do not enter: the path between them has to cross the void, at this slope. Call `calibrate` after the decoder has changed.
+      Lengths are those of the Fisher-Rao metric: for one in other units, such as the Euclidean, give your own.
+    """
+
+    strength: Tensor
+
+    def __init__(self, decoder: Decoder, support: Support, *, strength: float | None = None):
+        super().__init__()
+        self.decoder = decoder
+        self.support = support
+        self.register_buffer("strength", support.scale.new_tensor(strength or 0.0))
+        if strength is None:
+            self.calibrate()
+
+    @staticmethod
+    def reweight(
+        decoder: Decoder, support: Support, *, beta: float | None = None, target: Distribution | Decoder | None = None
+    ) -> Reweighted:
+        """The paper's mechanism instead: p(x|z) itself fades to the most uncertain distribution; see `Reweighted`."""
+        return Reweighted(decoder, support, beta=beta, target=target)
+
+    def calibrate(self) -> None:
+        """Sets `strength` from the decoder as it is now."""
+        c = self.support.centers
+        c = c[:: -(-len(c) // _MAX_PROBES)]
+        try:
+            M = pulled_back(fisher, self.decoder, c).detach()
+        except NotImplementedError as error:
+            raise NotImplementedError(f"{error} To wrap such a decoder give Extrapolated(..., strength=).") from error
+        speed = torch.linalg.eigvalsh(M)[..., -1].clamp_min(0).sqrt().median()
+        if not speed > 0:
+            raise ValueError(
+                "The decoder is constant at the centres of the support, so lengths on the data are zero and no wall can be scaled to "
+                "them. Check that the decoder and the codes belong together, or give strength=."
+            )
+        self.strength.copy_(torch.maximum(_SLOPE * speed, _closing_slope(self.support, c, M)))
+
+    def forward(self, z: Float[Tensor, "*batch d"]) -> Distribution:
+        """The distribution p(x|z) of the data, as the wrapped decoder gives it."""
+        return self.decoder(z)
+
+    def observed(self, z: Float[Tensor, "*batch d"]) -> Distribution:
+        """What the geometry sees: p(x|z) and, independent of it, the `channel`."""
+        return Product(observed(self.decoder)(z), self.channel(z), validate_args=False)
+
+    def channel(self, z: Float[Tensor, "*batch d"]) -> Distribution:
+        """The extra observation y ~ N(F(z), 1) of 2d values; its information is the wall."""
+        d = z.shape[-1]
+        phase = d**0.5 / self.support.spread * (z - self.support.origin)
+        direction = torch.cat([phase.cos(), phase.sin()], -1) / d**0.5
+        mean = self.strength * _height(self.support, self.support.distance2(z))[..., None] * direction
+        return Independent(UnitNormal(mean), 1, validate_args=False)
+
+
+class UnitNormal(Normal):
+    r"""A normal distribution of *known* noise, N(μ, 1): its only coordinate is μ, and its geometry is Euclidean."""
+
+    def __init__(self, loc: Tensor):
+        super().__init__(loc, torch.ones_like(loc), validate_args=False)
+
+    def expand(self, batch_shape: _size, _instance: object = None) -> UnitNormal:
+        """The same distribution with a larger batch shape."""
+        return UnitNormal(self.loc.expand(batch_shape))
+
+
+@fisher.register
+def _(p: UnitNormal) -> Information:
+    r"""Coordinate μ: I = 1."""
+    return Information(p.loc[..., None], root=lambda eta, u: u, isometric=True)
+
+
+@embed.register
+def _(p: UnitNormal, origin: Distribution | None = None) -> Dual:
+    r"""φ = μ."""
+    phi = p.loc[..., None]
+    return phi, phi
+
+
+@rao_distance.register(UnitNormal)
+def _(p: UnitNormal, q: UnitNormal) -> Tensor:
+    r"""|μ - μ'|."""
+    return (p.loc - q.loc).abs()
+
+
+def _height(support: Support, distance2: Tensor) -> Tensor:
+    r"""The distance ρ beyond the edge of the support: √e exp(-h²/e), zero with all its derivatives where e <= 0."""
+    h2 = support.scale.square()
+    excess = distance2 - support.edge
+    outside = excess > h2 / 80  # below, the exponential is under 1e-34 and its derivatives would divide by zero
+    excess = torch.where(outside, excess, h2)
+    return torch.where(outside, excess.sqrt() * torch.exp(-h2 / excess), 0.0)
+
+
+def _closing_slope(support: Support, c: Tensor, M: Tensor) -> Tensor:
+    r"""The smallest slope of the wall at which no straight hop between two of the centres c is a short cut.
+
+    A hop is a straight line that leaves the support. It climbs to the largest height ρ on it and down again, so it costs at
+    least 2 λ ρ; the way along the data costs the distance in the graph of near centres that see each other within the support.
+    """
+    peaks = _peaks(support, c)
+    inside = peaks <= support.border
+    v = c[:, None] - c
+    lengths = torch.einsum("ijk,ikl,ijl->ij", v, M, v)
+    lengths = (0.5 * (lengths + lengths.mT)).clamp_min(0).sqrt()
+    neighbours = v.square().sum(-1).argsort(-1)[:, : _NUM_NEIGHBOURS + 1]
+    near = torch.zeros_like(inside).scatter_(-1, neighbours, True)
+    edges = torch.where((near | near.mT) & inside, lengths, torch.inf)
+    along = torch.from_numpy(dijkstra(edges.cpu().numpy(), directed=False)).to(c)
+    hops = ~inside & along.isfinite()
+    return torch.where(hops, along / (2 * _height(support, peaks)), 0.0).amax()
+
+
+def _peaks(support: Support, c: Tensor) -> Tensor:
+    """The largest distance2 on the straight line between each two of the points c."""
+    t = torch.linspace(0, 1, _LINE_POINTS + 2, dtype=c.dtype, device=c.device)[1:-1, None, None]
+    peaks = c.new_zeros(len(c), len(c)) + support.edge
+    for i in range(len(c) - 1):
+        peaks[i, i + 1 :] = support.distance2(c[i] + t * (c[i + 1 :] - c[i])).amax(0)
+    return torch.maximum(peaks, peaks.mT)

@@ -1,0 +1,154 @@
+r"""The posterior of a Gaussian process as a decoder: the geometry of the Gaussian process latent variable model.
+
+Given codes :math:`z_n` and data :math:`x_n`, every feature of x is a Gaussian process with the kernel
+:math:`k(z, z') = s^2 \exp(-|z - z'|^2 / 2\ell^2)` observed with noise :math:`\tau^2`. Its posterior is Gaussian in closed form (Rasmussen and
+Williams 2006, chapter 2),
+
+.. math:: \mu(z) = \bar x + k_z^\top (K + \tau^2)^{-1} (x - \bar x), \qquad
+          v(z) = s^2 - k_z^\top (K + \tau^2)^{-1} k_z ,
+
+and it knows where the data end: away from them v rises to :math:`s^2`. With the Cholesky factor :math:`K + \tau^2 = L L^\top` everything
+is a function of the whitened features :math:`w(z) = L^{-1} k_z`: :math:`\mu = \bar x + w^\top A` and :math:`v = s^2 - |w|^2`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from pullback._decoders.support import squared_distances
+from pullback._typing import Float
+
+
+class GPDecoder(nn.Module):
+    r"""The exact posterior of independent Gaussian processes, one for each feature, with a common kernel.
+
+    ``decoder(z)`` is the predictive distribution :math:`\mathcal N(\mu(z),\ v(z) + \tau^2)` of an observation, or with ``noisy=False`` the posterior
+    :math:`\mathcal N(\mu(z),\ v(z))` of the function itself. Memory grows with the square of the number of codes: a few thousand are fine.
+
+    **Arguments:**
+
+    - `codes`, `x`: latent codes ``(n, d)`` and data ``(n, D)``.
+    - `lengthscale`, `signal`, `noise`: :math:`\ell`, the standard deviation s of the process, and that of the noise, :math:`\tau`. `GPDecoder.fit` finds
+      them by maximal marginal likelihood.
+    - `noisy`: whether the decoder's distribution includes the noise.
+    """
+
+    codes: Tensor
+    origin: Tensor
+    mean: Tensor
+    lengthscale: Tensor
+    signal: Tensor
+    noise: Tensor
+    whiten: Tensor
+    weights: Tensor
+
+    def __init__(
+        self,
+        codes: Float[Tensor, "n d"],
+        x: Float[Tensor, "n D"],
+        *,
+        lengthscale: float,
+        signal: float,
+        noise: float,
+        noisy: bool = True,
+    ):
+        super().__init__()
+        _check_data(codes, x)
+        for name, value in {"lengthscale": lengthscale, "signal": signal, "noise": noise}.items():
+            if not value > 0:
+                raise ValueError(
+                    f"{name} is {value}; it must be positive. GPDecoder.fit(codes, x) finds it from the data."
+                )
+            self.register_buffer(name, codes.new_tensor(value))
+        self.noisy = noisy
+        self.register_buffer("origin", codes.mean(0))
+        self.register_buffer("codes", codes - self.origin)
+        self.register_buffer("mean", x.mean(0))
+        factor = _factor(_kernel(squared_distances(self.codes, self.codes), self.lengthscale, self.signal), self.noise)
+        eye = torch.eye(len(codes)).to(codes)
+        self.register_buffer("whiten", torch.linalg.solve_triangular(factor, eye, upper=False))
+        self.register_buffer("weights", self.whiten @ (x - self.mean))
+
+    @classmethod
+    def fit(
+        cls,
+        codes: Float[Tensor, "n d"],
+        x: Float[Tensor, "n D"],
+        *,
+        max_iterations: int = 100,
+        noisy: bool = True,
+    ) -> Self:
+        """The posterior with the hyperparameters of maximal marginal likelihood (L-BFGS in their logarithms)."""
+        _check_data(codes, x)
+        z, y = (codes - codes.mean(0)).double(), (x - x.mean(0)).double()
+        squares = squared_distances(z, z)
+        scale = float(y.square().mean().sqrt())
+        start = np.log([math.sqrt(float(squares.median()) + 1e-12), scale, 0.3 * scale])
+
+        def objective(log_parameters: np.ndarray) -> tuple[float, np.ndarray]:
+            theta = torch.tensor(log_parameters, dtype=z.dtype, device=z.device, requires_grad=True)
+            loss = _negative_log_likelihood(squares, y, *theta.exp()) / y.numel()
+            (gradient,) = torch.autograd.grad(loss, theta)
+            return loss.item(), gradient.cpu().numpy()
+
+        bounds = [(value - 8, value + 8) for value in start]
+        best = minimize(
+            objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": max_iterations}
+        )
+        lengthscale, signal, noise = np.exp(best.x).tolist()
+        return cls(codes, x, lengthscale=lengthscale, signal=signal, noise=noise, noisy=noisy)
+
+    def forward(self, z: Float[Tensor, "*batch d"]) -> Normal:
+        """The Gaussian distribution of the D features at ``z``."""
+        w = self.features(z)
+        variance = (self.signal.square() - w.square().sum(-1, keepdim=True)).clamp_min(0)
+        if self.noisy:
+            variance = variance + self.noise.square()
+        mean = self.mean + w @ self.weights
+        return Normal(mean, variance.sqrt().expand_as(mean))
+
+    def features(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch n"]:
+        r"""The whitened features :math:`w(z) = L^{-1} k_z`; the posterior covariance is :math:`k(z, z') - w(z)\cdot w(z')`."""
+        squares = squared_distances(z - self.origin, self.codes)
+        return _kernel(squares, self.lengthscale, self.signal) @ self.whiten.mT
+
+
+def _kernel(squares: Tensor, lengthscale: Tensor, signal: Tensor) -> Tensor:
+    return signal.square() * torch.exp(-0.5 * squares / lengthscale.square())
+
+
+def _factor(kernel: Tensor, noise: Tensor) -> Tensor:
+    """Cholesky factor of the covariance of the observations."""
+    eye = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
+    factor, info = torch.linalg.cholesky_ex(kernel + noise.square() * eye)
+    if info != 0:
+        raise ValueError(
+            "The kernel matrix of the codes is singular to working precision: some codes are too close for this lengthscale and "
+            "noise. Raise noise, lower lengthscale, or use float64 codes."
+        )
+    return factor
+
+
+def _negative_log_likelihood(squares: Tensor, y: Tensor, lengthscale: Tensor, signal: Tensor, noise: Tensor) -> Tensor:
+    """Of D independent features with one kernel (Rasmussen and Williams 2006, equation 2.30, summed)."""
+    factor = _factor(_kernel(squares, lengthscale, signal), noise)
+    whitened = torch.linalg.solve_triangular(factor, y, upper=False)
+    log_det = 2 * factor.diagonal().log().sum()
+    return 0.5 * (whitened.square().sum() + y.shape[1] * log_det + y.numel() * math.log(2 * math.pi))
+
+
+def _check_data(codes: Tensor, x: Tensor) -> None:
+    if codes.ndim != 2 or x.ndim != 2 or len(codes) != len(x):
+        raise ValueError(
+            f"GPDecoder needs codes (n, d) and data (n, D) of the same n; got {tuple(codes.shape)} and {tuple(x.shape)}. "
+            "Flatten images first: x.flatten(1)."
+        )
+    if not (torch.isfinite(codes).all() and torch.isfinite(x).all()):
+        raise ValueError("The codes or the data contain NaN or infinite values. Drop those rows.")

@@ -1,0 +1,61 @@
+r"""A standard deviation that grows away from the data by construction.
+
+A network trained on data alone may predict any noise where there are none. A radial basis network for the *precision*
+cannot: it is a sum of bumps on the codes, so away from them the precision falls to a floor and the standard deviation rises to a
+ceiling (Arvanitidis, Hansen, Hauberg 2018; the Gaussian experiment of Arvanitidis et al. 2022).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, softplus
+
+from pullback._decoders.support import Support
+from pullback._typing import Float
+
+
+class RBFPrecision(nn.Module):
+    r"""The standard deviation :math:`\sigma_i(z) = a_i / (\sum_j w_j \exp(-|z - c_j|^2 / 2h^2) + \epsilon)` of D features, trainable.
+
+    Radial basis functions on the support's centres, a linear layer with positive weights w, a reciprocal, and a second linear layer
+    with positive weights a. It starts with :math:`\sigma \approx` `scale` on the data and `ceiling` times that far away.
+
+    ```python
+    sigma = pb.RBFPrecision(pb.Support.fit(codes, 500), num_features=784)
+    decoder = lambda z: Normal(mean(z), sigma(z))  # train sigma with the mean held fixed, once the codes are known
+    ```
+
+    **Arguments:**
+
+    - `support`: gives the centres and the width h (its `scale`).
+    - `num_features`: D.
+    - `scale`: the initial standard deviation on the data.
+    - `ceiling`: the ratio of the standard deviation far from the data to that on them, at the start; :math:`1/\epsilon`, which is not
+      trained: the data cannot tell it.
+    """
+
+    def __init__(self, support: Support, num_features: int, *, scale: float = 1.0, ceiling: float = 100.0):
+        super().__init__()
+        if not ceiling > 1:
+            raise ValueError(
+                f"ceiling is {ceiling}; it must be above 1, or the noise would not grow away from the data."
+            )
+        self.support = support
+        self.floor = 1 / ceiling
+        overlap = self.bumps(support.centers).sum(-1).median()
+        self._bump_weights = nn.Parameter(_inverse_softplus((1 / overlap).repeat(len(support.offsets))))
+        self._feature_weights = nn.Parameter(_inverse_softplus(overlap.new_tensor(scale).repeat(num_features)))
+
+    def bumps(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch k"]:
+        """The radial basis functions, one for each centre of the support."""
+        return torch.exp(-0.5 * self.support.squared_distances(z) / self.support.scale.square())
+
+    def forward(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch D"]:
+        """The standard deviations of the D features at ``z``."""
+        precision = linear(self.bumps(z), softplus(self._bump_weights)[None]) + self.floor
+        return softplus(self._feature_weights) / precision
+
+
+def _inverse_softplus(x: Tensor) -> Tensor:
+    return x + torch.log(-torch.expm1(-x))

@@ -1,0 +1,1 @@
+"""What a metric makes of a latent space: paths, distances, exponentials, logarithms, transport, curvature."""

@@ -1,0 +1,173 @@
+r"""What is known for certain about a distance.
+
+A solver's answer is a curve, and any curve bounds the distance from above by its length. From below the family itself bounds it:
+a curve of codes is a curve of distributions, so it is at least as long as the shortest curve through *all* distributions of the
+family, whose length is known in closed form for many families (`pullback.rao_distance`),
+
+.. math:: d_{\text{Rao}}(p_a, p_b) \le d(a, b) \le L(\gamma).
+
+Whether the path is the shortest among its neighbours is decided by the second variation of the energy: the path is a strict local
+minimum if the Hessian of the discrete energy at it is positive definite, which its Cholesky factorisation proves. In the limit
+of many segments that is Jacobi's condition: no conjugate point on the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent, TransformedDistribution, VonMises
+
+from pullback._curves.curve import CubicSpline, length
+from pullback._decoders.contract import decode, observed, unvalidated
+from pullback._families.product import Product
+from pullback._families.rao import rao_distance
+from pullback._families.von_mises_fisher import VonMisesFisher
+from pullback._geometry.distance import discretised, stationary
+from pullback._geometry.geodesic import Geodesic
+from pullback._metrics.base import Metric
+from pullback._metrics.fisher_rao import FisherRaoMetric
+from pullback._numerics.tridiagonal import solve_tridiagonal
+from pullback._typing import Bool, Float
+
+_MEASURED_ON = 1024  # segments, at least
+_MARGIN = 1e-9  # of a Hessian's diagonal: what positive definiteness must have to spare, to be more than rounding
+_PROBES = 17  # codes of a path at which parameters are compared
+_MAX_NODES = 2**14  # of paths handled at once
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    r"""Bounds on the distances of a batch of pairs, ``lower <= d(a, b) <= upper``, and the nature of the minimum found.
+
+    **Attributes:**
+
+    - `lower`: distance of the decoded end points on the whole family, where that has a closed form, or in the metric's
+      Euclidean embedding; 0 where neither is known.
+    - `upper`: length of the path, with the error of its measurement added; infinite where there is no path.
+    - `error`: the solver's estimate of the relative error of the path's length as a distance in its valley.
+    - `strict`: whether the path is a strict local minimum of the discrete energy. False where the decoder ignores a latent
+      dimension (the path can then move for free) and for metrics without an embedding, where it is not known.
+    """
+
+    lower: Float[Tensor, "*batch"]
+    upper: Float[Tensor, "*batch"]
+    error: Float[Tensor, "*batch"]
+    strict: Bool[Tensor, "*batch"]
+
+    def __str__(self) -> str:
+        if self.lower.numel() == 1:
+            nature = "a strict local minimum" if self.strict.item() else "not known to be a strict local minimum"
+            bracket = f"{self.lower.item():.6g} <= distance <= {self.upper.item():.6g}"
+            return f"{bracket}; the path is {nature}, its length right to {self.error.item():.1g} within its valley"
+        ratio = (self.lower / self.upper.clamp_min(torch.finfo(self.upper.dtype).tiny)).median().item()
+        return (
+            f"{self.lower.numel()} distances, the median lower bound {ratio:.1%} of the upper; {int(self.strict.sum())} of the paths "
+            f"are strict local minima, their lengths right to {self.error.max().item():.1g} within their valleys"
+        )
+
+
+def certify(metric: Metric, geodesic: Geodesic) -> Certificate:
+    r"""Brackets the distances for which `geodesic` has paths, ``lower <= d(a, b) <= upper``, and tests whether the paths are minima.
+
+    The bracket holds whatever the solver did, up to the quadrature of the path's length; if both ends agree the path is the shortest
+    of all. (Atkinson and Mitchell 1981 for Rao distances; Milnor 1963, *Morse Theory*, section 15, for the second
+    variation.)
+
+    Args:
+        metric: the metric the paths were found in.
+        geodesic: the result of `pullback.geodesic`.
+    """
+    points, batch = geodesic.curve.points.detach(), geodesic.length.shape
+    paths, levels = points.reshape(-1, *points.shape[-2:]), geodesic.num_segments.reshape(-1)
+    cornered = geodesic.curve.cornered
+    curves = CubicSpline(paths, None if cornered is None else cornered.reshape(-1))
+    lower, upper = torch.zeros_like(paths[:, 0, 0]), torch.full_like(paths[:, 0, 0], torch.inf)
+    strict = torch.zeros_like(levels, dtype=torch.bool)
+    known = torch.isfinite(geodesic.energy.reshape(-1)).nonzero()[:, 0]
+    size = max(1, _MAX_NODES // max(paths.shape[1], _MEASURED_ON))
+    with torch.no_grad(), unvalidated():
+        for index in known.split(size) if len(known) else ():
+            lower[index], upper[index] = _lower(metric, paths[index]), _upper(metric, curves[index])
+            strict[index] = _strict(metric, paths[index], levels[index])
+    return Certificate(lower.reshape(batch), upper.reshape(batch), geodesic.error, strict.reshape(batch))
+
+
+def _upper(metric: Metric, curve: CubicSpline) -> Tensor:
+    """Length of the curves, rounded up: chords of a Euclidean embedding are too short, others too long."""
+    n = curve.num_pieces
+    num_segments = 4 * n * -(-_MEASURED_ON // (4 * n))
+    fine = length(metric, curve, num_segments=num_segments, extrapolate=True)
+    coarse = length(metric, curve, num_segments=num_segments // 2, extrapolate=True)
+    measured = fine + (fine - coarse).abs() + 64 * torch.finfo(fine.dtype).eps * fine
+    return measured.nan_to_num(torch.inf)
+
+
+def _lower(metric: Metric, paths: Tensor) -> Tensor:
+    """The larger of the two bounds, rounded down."""
+    bound = torch.maximum(_chord(metric, paths), _rao_bound(metric, paths))
+    return bound * (1 - 64 * torch.finfo(bound.dtype).eps)
+
+
+def _chord(metric: Metric, paths: Tensor) -> Tensor:
+    """The straight line in the metric's Euclidean embedding, if it has one all along the paths."""
+    dual = metric.embed(_probes(paths))
+    if dual is None or dual[0] is not dual[1]:
+        return torch.zeros_like(paths[:, 0, 0])
+    return torch.linalg.vector_norm(dual[0][-1] - dual[0][0], dim=-1)
+
+
+def _probes(paths: Tensor) -> Tensor:
+    """Codes along the paths, both ends included, in the leading dimension: rules compare constants of the model along that."""
+    index = torch.linspace(0, paths.shape[1] - 1, _PROBES, device=paths.device).round().long()
+    return paths[:, index].transpose(0, 1)
+
+
+def _rao_bound(metric: Metric, paths: Tensor) -> Tensor:
+    """The family's own distance, if it has a closed form for distributions like those met on the paths."""
+    if not isinstance(metric, FisherRaoMetric):
+        return torch.zeros_like(paths[:, 0, 0])
+    try:
+        return _family_distance(metric, paths)
+    except NotImplementedError:
+        if len(paths) == 1:
+            return torch.zeros_like(paths[:, 0, 0])
+        return torch.cat([_rao_bound(metric, path) for path in paths.split(1)])
+
+
+def _family_distance(metric: FisherRaoMetric, paths: Tensor) -> Tensor:
+    """`rao_distance` with all features joined; refused where a parameter it takes for known varies on the way."""
+    decoder, probes = observed(metric.decoder), _probes(paths)
+    if metric.embed(probes) is None or _concentration_varies(decode(decoder, probes)):
+        raise NotImplementedError("The closed form holds within a subfamily that the paths leave.")
+    p, q = decode(decoder, probes[0]), decode(decoder, probes[-1])
+    return rao_distance(*(Independent(x, len(x.batch_shape) - 1) for x in (p, q)))
+
+
+def _concentration_varies(p: Distribution) -> bool:
+    """Directions with a concentration that depends on the code: the closed form is for a known one, and is no bound then."""
+    if isinstance(p, (Independent, TransformedDistribution)):
+        return _concentration_varies(p.base_dist)
+    if isinstance(p, Product):
+        return any(_concentration_varies(part) for part in p.components)
+    if isinstance(p, (VonMises, VonMisesFisher)):
+        return not bool((p.concentration == p.concentration[:1]).all())
+    return False
+
+
+def _strict(metric: Metric, paths: Tensor, levels: Tensor) -> Tensor:
+    """Whether the exact Hessian at the discrete minimum near each path is positive definite."""
+    discrete = discretised(metric, paths)
+    strict = torch.zeros_like(levels, dtype=torch.bool)
+    if discrete.num_parts == 0:
+        return strict
+    for T in levels.unique().tolist():
+        index = (levels == T).nonzero()[:, 0]
+        nodes = CubicSpline(paths[index]).resample(T + 1)
+        (minimum,) = stationary(discrete, nodes, num_levels=1)
+        model = discrete.expand(minimum, torch.ones_like(index, dtype=torch.bool))
+        margin = _MARGIN * model.diagonal.diagonal(dim1=-2, dim2=-1)
+        hessian = model.diagonal + model.curvature - torch.diag_embed(margin)
+        strict[index] = solve_tridiagonal(hessian, model.upper, model.gradient)[1]
+    return strict

@@ -1,0 +1,154 @@
+r"""Curvature, by the Gauss equation.
+
+How a space is curved can be read off how it lies in a flat one. A dual embedding :math:`(\phi, \psi)` is an isometric map into the flat
+(pseudo-Euclidean) space with the product :math:`\langle (a, b), (c, d)\rangle = \tfrac12(a \cdot d + b \cdot c)`, so that with the normal
+part :math:`\mathrm{II}(u, v)` of the second derivative
+
+.. math:: R(u, v, v, u) = \langle \mathrm{II}(u, u), \mathrm{II}(v, v)\rangle - \langle \mathrm{II}(u, v), \mathrm{II}(u, v)\rangle
+
+(Gauss 1827; O'Neill 1983, *Semi-Riemannian Geometry*, theorem 4.5, for indefinite products). It needs three second derivatives of the
+decoder and no tensor with four indices. A metric without an embedding has the same number from derivatives of M,
+
+.. math:: R(u, v, v, u) = \partial_u \partial_v M[u, v] - \tfrac12 \partial_v^2 M[u, u] - \tfrac12 \partial_u^2 M[v, v]
+          + |\Gamma[u, v]|^2 - \langle \Gamma[u, u], \Gamma[v, v]\rangle.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from pullback._decoders.contract import unvalidated
+from pullback._metrics.base import Metric
+from pullback._metrics.connection import Embedding, acceleration
+from pullback._typing import Float
+
+
+def sectional_curvature(
+    metric: Metric,
+    z: Float[Tensor, "*#batch d"],
+    u: Float[Tensor, "*#batch d"],
+    v: Float[Tensor, "*#batch d"],
+) -> Float[Tensor, "*batch"]:
+    r"""The curvature :math:`K(u, v) = R(u, v, v, u) / (|u|^2 |v|^2 - \langle u, v\rangle^2)` at ``z`` of the surface swept by geodesics in the plane of ``u`` and ``v``.
+
+    Positive where geodesics that start side by side draw together, as on a sphere; negative where they part, as for the Normal
+    family, whose curvature is -½ everywhere (that of categorical distributions is ¼). NaN where ``u`` and ``v`` are parallel, or where
+    the metric does not see one of them.
+
+    Args:
+        metric: the geometry.
+        z: codes, of shape ``(*batch, d)``.
+        u: tangents; the three shapes are broadcast.
+        v: tangents.
+    """
+    z, u, v = _prepare(z, u, v)
+    with torch.no_grad(), unvalidated():
+        return _sectional(metric, z, u, v)
+
+
+def gaussian_curvature(metric: Metric, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    """The curvature of a latent space of two dimensions, where there is but one plane. NaN where M is singular."""
+    if z.shape[-1:] != (2,):
+        raise ValueError(
+            f"Gaussian curvature is that of surfaces, and codes of shape {tuple(z.shape)} are not of two dimensions. Use "
+            "pullback.sectional_curvature(metric, z, u, v) for a plane, or pullback.scalar_curvature(metric, z) for all together."
+        )
+    return sectional_curvature(metric, z, *torch.eye(2, dtype=z.dtype, device=z.device))
+
+
+def scalar_curvature(metric: Metric, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    r"""The sum :math:`\sum_{i \ne j} K(e_i, e_j)` over an orthonormal basis of tangents: small balls lack volume where it is positive.
+
+    Twice the Gaussian curvature in two dimensions, 0 in one; :math:`d(d-1)K` where all planes have the curvature K. NaN where M is
+    singular. Its cost grows with the number of planes, d(d-1)/2.
+    """
+    z, _, _ = _prepare(z, z, z)
+    with torch.no_grad(), unvalidated():
+        basis = _orthonormal(metric.tensor(z))
+        planes = itertools.combinations(basis, 2)
+        return sum((2 * _sectional(metric, z, u, v) for u, v in planes), start=torch.zeros_like(z[..., 0]))
+
+
+def _prepare(*tensors: Tensor) -> tuple[Tensor, ...]:
+    if any(x.ndim == 0 or x.shape[-1] != tensors[0].shape[-1] for x in tensors):
+        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
+        raise ValueError(f"Codes and tangents of shapes {shapes} must be (*batch, d) with the same d.")
+    return tuple(x.contiguous() for x in torch.broadcast_tensors(*tensors))
+
+
+def _orthonormal(tensor: Tensor) -> tuple[Tensor, ...]:
+    """d tangents ``(*batch, d)`` that are orthonormal in ``M = L Lᵀ``: the columns of L⁻ᵀ; NaN where M is singular."""
+    factor, info = torch.linalg.cholesky_ex(tensor)
+    eye = torch.eye(tensor.shape[-1], dtype=tensor.dtype, device=tensor.device).expand_as(tensor)
+    columns = torch.linalg.solve_triangular(factor.mT, eye, upper=True)
+    return torch.where((info == 0)[..., None, None], columns, torch.nan).unbind(-1)
+
+
+def _sectional(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """By the one formula or the other, in units in which ``u`` and ``v`` are orthonormal."""
+    u, v = _orthonormalised(metric, z, u, v)
+    embedding = Embedding.of(metric, z)
+    return _by_derivatives(metric, z, u, v) if embedding is None else _by_embedding(embedding, z, u, v)
+
+
+def _orthonormalised(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """A basis of the same plane, on which alone K depends; NaN where the metric sees less than a plane."""
+    tensor, resolution = metric.tensor(z), torch.finfo(z.dtype).eps ** 0.5
+    trace = tensor.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
+
+    def unit(w: Tensor, size: Tensor) -> Tensor:
+        norm = _inner(tensor, w, w).clamp_min(0).sqrt()
+        return torch.where(norm > resolution * size, w / norm, torch.nan)
+
+    sizes = [(trace * (w * w).sum(-1, keepdim=True)).sqrt() for w in (u, v)]
+    u = unit(u, sizes[0])
+    return u, unit(v - _inner(tensor, u, v) * u, sizes[1])
+
+
+def _inner(tensor: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    return torch.einsum("...i,...ij,...j->...", u, tensor, v)[..., None]
+
+
+def _by_embedding(embedding: Embedding, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """The Gauss equation."""
+    uu_uv, vv = _normal_part(embedding, z, u, torch.stack([u, v])), _normal_part(embedding, z, v, v[None])
+    uu, uv = ([part[..., i] for part in uu_uv] for i in (0, 1))
+    return _product(uu, [part[..., 0] for part in vv]) - _product(uv, uv)
+
+
+def _normal_part(embedding: Embedding, z: Tensor, v: Tensor, w: Tensor) -> list[Tensor]:
+    """II(v, w) for each of ``w``, as one or two tensors ``(*batch, K, m)``."""
+    first, second = embedding.jet(z, v, w)
+    tangential = embedding.projected(first, second)
+    return [c + j.mT @ tangential for j, c in zip(first, second, strict=True)]
+
+
+def _product(x: list[Tensor], y: list[Tensor]) -> Tensor:
+    return 0.5 * ((x[0] * y[-1]).sum(-1) + (x[-1] * y[0]).sum(-1))
+
+
+def _by_derivatives(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """From second derivatives of M, and the geodesic acceleration for Γ."""
+    uu, vv, both = (-acceleration(metric, z, w) for w in (u, v, u + v))
+    uv = 0.5 * (both - uu - vv)
+    tensor = metric.tensor(z)
+    change = (_inner(tensor, uv, uv) - _inner(tensor, uu, vv))[..., 0]
+    with torch.enable_grad():
+        s, t = (torch.zeros_like(z[..., :1], requires_grad=True) for _ in range(2))
+        tensor = metric.tensor(z.detach() + s * u + t * v)
+        mixed = _second(_inner(tensor, u, v), s, t)
+        straight = _second(_inner(tensor, u, u), t, t) + _second(_inner(tensor, v, v), s, s)
+    return change + (mixed - 0.5 * straight)[..., 0]
+
+
+def _second(f: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    """The derivative of ``f`` in ``s`` and ``t``, where it has one."""
+    if not f.requires_grad:
+        return torch.zeros_like(f)
+    (slope,) = torch.autograd.grad(f.sum(), s, create_graph=True, materialize_grads=True)
+    if not slope.requires_grad:
+        return torch.zeros_like(f)
+    return torch.autograd.grad(slope.sum(), t, retain_graph=True, materialize_grads=True)[0]

@@ -1,0 +1,211 @@
+r"""Distances of codes, and their derivatives by the envelope theorem.
+
+The squared distance is the energy at its minimum, :math:`d^2(a, b) = \min_z E(a, z, b; \theta)` over the inner nodes z of a curve. At the
+minimum :math:`\partial E / \partial z = 0`, so how the path reacts to a change of its ends or of the decoder's parameters
+:math:`\theta` does not matter to first order:
+
+.. math:: \frac{\partial d^2}{\partial (a, b, \theta)} = \frac{\partial E}{\partial (a, b, \theta)}(a, z^*, b; \theta), \quad z^* \text{ held fixed.}
+
+That is exact for the *discrete* energy on T segments if :math:`z^*` minimises that very energy. So the path is solved anew on
+T, 2T and 4T segments, starting from the solver's answer, and the three energies, each with its exact derivative, are extrapolated
+to infinitely many segments (Romberg). Nothing is differentiated through a solver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from pullback._curves.steps import MAX_DECODED, safe_sqrt
+from pullback._decoders.contract import unvalidated
+from pullback._geometry.geodesic import Geodesic, Start, geodesic
+from pullback._metrics.base import Metric
+from pullback._numerics.spline import refine
+from pullback._solvers.base import Solver
+from pullback._solvers.discrete import DiscreteEnergy, NoEmbeddingError
+from pullback._solvers.levels import romberg
+from pullback._solvers.newton import Minimizer
+from pullback._typing import Float
+
+_MIN_SEGMENTS, _MAX_SEGMENTS = 8, 256  # of the coarsest of the three curves that are extrapolated
+_AGREEMENT = 1e-2  # a path that loses more of its energy when it is solved anew has hopped over a wall
+
+
+def distance(
+    metric: Metric,
+    a: Float[Tensor, "*#batch d"],
+    b: Float[Tensor, "*#batch d"],
+    *,
+    solver: Solver | None = None,
+    init: Start | Sequence[Start] = None,
+) -> Float[Tensor, "*batch"]:
+    r"""The distance :math:`d(a, b)`: the length of the shortest path found from ``a`` to ``b``.
+
+    Differentiable once in ``a``, ``b`` and the decoder's parameters, by the envelope theorem. Equal codes have distance 0 and
+    gradient 0 (a distance has a kink there; `squared_distance` is smooth). Inside ``torch.no_grad()`` the cost is that of
+    `pullback.geodesic`; with gradients it is a few times that.
+
+    Args:
+        metric: the geometry.
+        a: codes, any shape ``(*batch, d)`` that broadcasts with ``b``.
+        b: codes.
+        solver: as in `pullback.geodesic`.
+        init: as in `pullback.geodesic`.
+
+    Raises:
+        RuntimeError: if a path did not converge. `pullback.geodesic` returns a status for each pair instead.
+    """
+    return safe_sqrt(squared_distance(metric, a, b, solver=solver, init=init))
+
+
+def squared_distance(
+    metric: Metric,
+    a: Float[Tensor, "*#batch d"],
+    b: Float[Tensor, "*#batch d"],
+    *,
+    solver: Solver | None = None,
+    init: Start | Sequence[Start] = None,
+) -> Float[Tensor, "*batch"]:
+    r"""The squared distance :math:`d^2(a, b)`, which is the energy of the shortest path found; smooth also at equal codes.
+
+    Its gradient in ``a`` is :math:`-2 M(a) \operatorname{Log}_a(b)`. Arguments, derivatives and errors as for `distance`.
+    """
+    path = geodesic(metric, a, b, solver=solver, init=init)
+    _raise_if_failed(path)
+    if not _differentiable(metric, a, b):
+        return path.length**2
+    batch, d = path.length.shape, a.shape[-1]
+    start, stop = (z.expand(*batch, d).reshape(-1, d) for z in (a, b))
+    rows = _levels(path)
+    parts = [_live(metric, path, index, T, start[index], stop[index]) for T, index in rows]
+    order = torch.cat([index for _, index in rows]).argsort()
+    return torch.cat(parts)[order].reshape(batch)
+
+
+def _raise_if_failed(path: Geodesic) -> None:
+    failed = (~path.converged).nonzero()
+    if len(failed):
+        pairs = [tuple(index) if len(index) != 1 else index[0] for index in failed[:5].tolist()]
+        more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+        raise RuntimeError(
+            f"{len(failed)} of {path.converged.numel()} paths failed: pairs {', '.join(map(str, pairs))}{more}. The first: "
+            f"{path.status[tuple(failed[0].tolist())]}. pullback.geodesic returns the others, with a status for each."
+        )
+
+
+def _differentiable(metric: Metric, a: Tensor, b: Tensor) -> bool:
+    """Whether somebody may ask for a gradient: of the codes, or of something the decoder is made of."""
+    if not torch.is_grad_enabled():
+        return False
+    if a.requires_grad or b.requires_grad:
+        return True
+    with unvalidated():
+        return metric.ds2(*(z.reshape(-1, z.shape[-1])[:1] for z in (a, b))).requires_grad
+
+
+def _levels(path: Geodesic) -> list[tuple[int, Tensor]]:
+    """The curves grouped by the number of segments that resolves them."""
+    levels = path.num_segments.flatten().clamp(_MIN_SEGMENTS, _MAX_SEGMENTS)
+    return [(T, (levels == T).nonzero()[:, 0]) for T in levels.unique().tolist()]
+
+
+def _live(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor) -> Tensor:
+    """Squared distances of the pairs at `index` that depend on their end points and on the decoder.
+
+    Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is held instead, and
+    its length differentiated, which unlike its energy does not ask for constant speed.
+    """
+    held = path.curve.resample(4 * T + 1).detach().reshape(-1, 4 * T + 1, start.shape[-1])[index]
+    found = path.length.flatten()[index] ** 2
+    discrete = discretised(metric, held)
+    solved = stationary(discrete, held[:, ::4], num_levels=3)
+    with torch.no_grad(), unvalidated():
+        value = romberg(*(discrete.energy(nodes) for nodes in solved))[0]
+    agree = (value - found).abs() <= _AGREEMENT * found
+    rows, parts = [agree.nonzero()[:, 0], (~agree).nonzero()[:, 0]], []
+    if len(rows[0]):
+        chords = (_live_chords(discrete, nodes, rows[0], start, stop) for nodes in solved)
+        parts.append(romberg(*(ds2.shape[1] * ds2.sum(-1) for ds2 in chords))[0])
+    if len(rows[1]):
+        square = safe_sqrt(_live_chords(discrete, held, rows[1], start, stop)).sum(-1) ** 2
+        parts.append(square + (found[rows[1]] - square.detach()))
+    energy = torch.cat(parts)[torch.cat(rows).argsort()]
+    return _Once.apply(energy)  # pyright: ignore[reportReturnType]
+
+
+def discretised(metric: Metric, nodes: Tensor) -> DiscreteEnergy:
+    """The discrete energy of curves such as ``nodes``; in the metric's embedding only if it has one at all of them."""
+    discrete = DiscreteEnergy.of(metric, nodes)
+    try:
+        with torch.no_grad(), unvalidated():
+            discrete.energy(nodes)
+    except NoEmbeddingError:
+        return replace(discrete, num_parts=0)
+    return discrete
+
+
+def stationary(discrete: DiscreteEnergy, nodes: Tensor, *, num_levels: int) -> list[Tensor]:
+    """Minima of the discrete energy near the path ``nodes``: on as many segments, on twice as many, and so on.
+
+    The nodes are right to 1e-6 and better, which is the relative error of the gradient; that of the energy is its square.
+    """
+    minimizer = Minimizer(rtol=1e-12, max_steps=20, exact_below=1e-2, exact_above=0.0)
+    damping = torch.full_like(nodes[:, 0, 0], 1e-3)
+    found = []
+    with torch.no_grad(), unvalidated():
+        for level in range(num_levels):
+            nodes = refine(found[-1], 2) if level else nodes
+            found.append(minimizer.run(discrete, nodes, damping).nodes)
+    return found
+
+
+def _live_chords(discrete: DiscreteEnergy, nodes: Tensor, rows: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+    """``ds2`` along some of the curves as functions of end points and decoder, inner nodes held.
+
+    Decoded again on the way back, chunk by chunk, so that memory does not grow with the batch.
+    """
+
+    def chords(inner: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+        with unvalidated():
+            return discrete.chords(torch.cat([start[:, None], inner, stop[:, None]], 1))[0]
+
+    size = max(1, MAX_DECODED // nodes.shape[1])
+    chunks = list(zip(*(x[rows].split(size) for x in (nodes[:, 1:-1], start, stop)), strict=True))
+    if len(chunks) == 1:
+        return chords(*chunks[0])
+    return torch.cat([checkpoint(chords, *chunk, use_reentrant=False) for chunk in chunks])
+
+
+class _Once(torch.autograd.Function):
+    """The identity, differentiable once: with the path held fixed, second derivatives would be silently wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, energy: Tensor) -> Tensor:
+        ctx.save_for_backward(energy)
+        return energy.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return grads[0]
+        return _Refuse.apply(grads[0], *ctx.saved_tensors)
+
+
+class _Refuse(torch.autograd.Function):
+    """Passes a gradient on and refuses to differentiate it again; takes the energy to be found on the way to its arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, energy: Tensor) -> Tensor:
+        return grad.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(
+            "A distance has first derivatives only: second ones need the derivative of the path itself. Differentiate "
+            "pullback.energy(metric, curve) for a fixed curve, or take differences of gradients."
+        )

@@ -1,0 +1,211 @@
+r"""The exponential map: geodesics from a point and a velocity.
+
+:math:`\mathrm{Exp}_z(v)` is where the geodesic that leaves ``z`` with velocity ``v`` arrives after unit time. The geodesic
+equation :math:`\ddot z = -\Gamma(z)[\dot z, \dot z]` is integrated with error control for each trajectory by itself: near the
+edge of the data decoders bend sharply, and one such trajectory must neither slow down nor spoil the others of its batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pullback._curves.curve import Curve
+from pullback._decoders.contract import unvalidated
+from pullback._metrics.base import Metric
+from pullback._metrics.connection import differentiable, geodesic_field
+from pullback._numerics.ode import DenseOutput, Flow, Outcome, integrate
+from pullback._typing import Bool, Float, Int
+
+_SENTENCES = {
+    Outcome.FINISHED: "The geodesic reached its end.",
+    Outcome.TOO_MANY_STEPS: (
+        "Stiff: the step limit was reached. The decoder bends too sharply here; raise max_steps, loosen rtol and atol, or "
+        "smooth the decoder's extrapolation."
+    ),
+    Outcome.STEP_TOO_SMALL: (
+        "Left the domain: the velocity grows without bound, so the geodesic ends at a singularity or at the boundary of the "
+        "latent space. Shorten v."
+    ),
+    Outcome.NOT_FINITE: (
+        "Not finite: the start, or the metric on the way, is NaN or infinite. Shorten v, or keep within the region where the "
+        "decoder is defined."
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory(Curve):
+    r"""Geodesics from given points with given velocities, as curves over t in [0, 1] with a status each.
+
+    Where a geodesic failed, its points and velocities are NaN past the time `reached`, and its `end` is where it stopped.
+    The speed :math:`\sqrt{\dot z^\top M \dot z}` is constant along an exact geodesic, which makes its relative change between
+    both ends, `speed_drift`, a check on the integration. (Other connections than Levi-Civita's do change it.)
+    """
+
+    states: Float[Tensor, "*batch 2 2 d"]
+    reached: Float[Tensor, "*batch"]
+    codes: Int[Tensor, "*batch"]
+    speed_drift: Float[Tensor, "*batch"]
+    num_steps: Int[Tensor, "*batch"]
+    num_evaluations: Int[Tensor, "*batch"]
+    dense: DenseOutput
+
+    @property
+    def begin(self) -> Float[Tensor, "*batch d"]:
+        return self.states[..., 0, 0, :]
+
+    @property
+    def end(self) -> Float[Tensor, "*batch d"]:
+        return self.states[..., 1, 0, :]
+
+    @property
+    def end_velocity(self) -> Float[Tensor, "*batch d"]:
+        """The velocity at `end`."""
+        return self.states[..., 1, 1, :]
+
+    @property
+    def succeeded(self) -> Bool[Tensor, "*batch"]:
+        """Which geodesics arrived."""
+        return self.codes == Outcome.FINISHED
+
+    @property
+    def status(self) -> np.ndarray:
+        """A sentence a geodesic, as an array of strings of shape ``(*batch,)``."""
+        sentences = np.array([_SENTENCES[Outcome(code)] for code in self.codes.flatten().tolist()], dtype=object)
+        return sentences.reshape(tuple(self.codes.shape))
+
+    def __call__(self, t: Float[Tensor, "*t m"]) -> Float[Tensor, "*batch m d"]:
+        return self._at(t).chunk(2, -1)[0]
+
+    def velocity(self, t: Float[Tensor, "*t m"]) -> Float[Tensor, "*batch m d"]:
+        """The derivative in t at the parameters ``t``."""
+        return self._at(t).chunk(2, -1)[1]
+
+    def _at(self, t: Tensor) -> Tensor:
+        if t.ndim == 0:
+            raise ValueError("Curve parameters have shape (m,) or (*batch, m); got a scalar. Use t.reshape(1).")
+        batch, m = self.reached.shape, t.shape[-1]
+        states = self.dense(t.to(self.reached).expand(*batch, m).reshape(self.reached.numel(), m))
+        return states.reshape(*batch, m, states.shape[-1])
+
+
+def expmap(
+    metric: Metric,
+    z: Float[Tensor, "*#batch d"],
+    v: Float[Tensor, "*#batch d"],
+    t: float = 1.0,
+    *,
+    rtol: float = 1e-10,
+    atol: float = 1e-10,
+    max_steps: int = 2000,
+    alpha: float = 0.0,
+) -> Float[Tensor, "*batch d"]:
+    r"""The exponential map :math:`\mathrm{Exp}_z(t v)`: where the geodesic from ``z`` with velocity ``v`` is at time ``t``.
+
+    Raises a `RuntimeError` if a geodesic does not arrive; `exponential` returns a status for each instead. Differentiable
+    in ``z``, ``v`` and the decoder's parameters, by differentiating through the steps taken, if ``z`` or ``v`` requires a
+    gradient.
+
+    Args:
+        metric: what measures the speed.
+        z: points, of shape ``(*batch, d)``.
+        v: velocities, of shape ``(*batch, d)``; the two batches are broadcast.
+        t: time, of either sign.
+        rtol: bound on the local error of every component of position and velocity, relative to its size.
+        atol: absolute bound, added to the relative one.
+        max_steps: attempted steps after which a geodesic counts as stiff.
+        alpha: which connection of an exponential family to follow (Amari and Nagaoka 2000): 0 for Levi-Civita's, whose geodesics
+            are shortest paths; 1 for the exponential one, straight in natural parameters; -1 for the mixture one, straight in mean
+            parameters; any number between or beyond. Others than 0 need a `pullback.FisherRaoMetric` whose family has a rule
+            in `pullback.natural_and_mean`.
+    """
+    z, v = _prepare(z, t * v)
+    flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=False)
+    _raise_if_failed(flow.outcome, t * flow.t)
+    return flow.y[:, : z.shape[-1]].reshape(z.shape)
+
+
+def exponential(
+    metric: Metric,
+    z: Float[Tensor, "*#batch d"],
+    v: Float[Tensor, "*#batch d"],
+    *,
+    rtol: float = 1e-10,
+    atol: float = 1e-10,
+    max_steps: int = 2000,
+    alpha: float = 0.0,
+) -> Trajectory:
+    r"""The whole geodesics :math:`t \mapsto \mathrm{Exp}_z(t v)`, 0 ≤ t ≤ 1, with a status for each.
+
+    Arguments as in `expmap`; failures are reported by the result, not raised.
+    """
+    z, v = _prepare(z, v)
+    flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=True)
+    assert flow.dense is not None
+    batch, start = z.shape[:-1], torch.stack([z, v], -2)
+    states = torch.stack([start, flow.y.reshape(start.shape)], -3)
+    reached = flow.t.reshape(batch)
+    return Trajectory(
+        states=states,
+        reached=reached,
+        codes=flow.outcome.reshape(batch),
+        speed_drift=_drift(metric, states.detach(), reached > 0),
+        num_steps=flow.num_steps.reshape(batch),
+        num_evaluations=flow.num_evaluations.reshape(batch),
+        dense=flow.dense,
+    )
+
+
+def arrivals(
+    metric: Metric, z: Float[Tensor, "n d"], v: Float[Tensor, "n d"], *, rtol: float, max_steps: int
+) -> tuple[Float[Tensor, "n d"], Bool[Tensor, " n"]]:
+    """Where geodesics arrive, and whether they do: `exponential` without the way there."""
+    flow = _integrate(metric, z, v, rtol, rtol, max_steps, 0.0, dense=False)
+    return flow.y[:, : z.shape[-1]], flow.outcome == Outcome.FINISHED
+
+
+def _integrate(
+    metric: Metric, z: Tensor, v: Tensor, rtol: float, atol: float, max_steps: int, alpha: float, dense: bool
+) -> Flow:
+    record = differentiable(z, v)
+    with unvalidated(), torch.inference_mode(False), torch.set_grad_enabled(record):
+        state = torch.cat([z, v], -1).reshape(-1, 2 * z.shape[-1])
+        field = geodesic_field(metric, state[:, : z.shape[-1]], alpha=alpha)
+        return integrate(field, state, rtol=rtol, atol=atol, max_steps=max_steps, dense=dense)
+
+
+def _prepare(z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    if z.ndim == 0 or v.ndim == 0 or z.shape[-1] != v.shape[-1]:
+        raise ValueError(
+            f"Points of shape {tuple(z.shape)} and velocities of shape {tuple(v.shape)} must be (*batch, d) with the same d."
+        )
+    if z.dtype != v.dtype or z.device != v.device:
+        raise ValueError(
+            f"Points are {z.dtype} on {z.device} and velocities {v.dtype} on {v.device}. Use v.to(z) so that they agree."
+        )
+    shape = torch.broadcast_shapes(z.shape, v.shape)
+    return z.expand(shape), v.expand(shape)
+
+
+def _drift(metric: Metric, states: Tensor, valid: Tensor) -> Tensor:
+    """The relative change of speed from the first to the last of the states ``(*batch, 2, 2, d)``; NaN where not valid."""
+    drift = torch.full_like(states[..., 0, 0, 0], torch.nan)
+    with torch.no_grad():
+        speed = metric.norm(states[valid][:, :, 0], states[valid][:, :, 1])
+    drift[valid] = torch.where(speed[:, 0] == speed[:, 1], 0, (speed[:, 1] / speed[:, 0] - 1).abs())
+    return drift
+
+
+def _raise_if_failed(outcome: Tensor, reached: Tensor) -> None:
+    failed = outcome != Outcome.FINISHED
+    if not failed.any():
+        return
+    first = int(failed.nonzero()[0])
+    raise RuntimeError(
+        f"{int(failed.sum())} of {failed.numel()} geodesics did not arrive; number {first} stopped at t = "
+        f"{reached[first].item():.4g}. {_SENTENCES[Outcome(int(outcome[first]))]} pullback.exponential returns the others."
+    )

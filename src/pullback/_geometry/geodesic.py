@@ -1,0 +1,237 @@
+"""Shortest paths between latent codes: the entry function, its result, and where a solver starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pullback._curves.curve import CubicSpline, Curve
+from pullback._curves.steps import squared_steps
+from pullback._decoders.contract import unvalidated
+from pullback._decoders.support import Support
+from pullback._metrics.base import Metric
+from pullback._numerics.spline import refine
+from pullback._solvers.base import Solution, Solver, Status
+from pullback._solvers.discrete import lerp_nodes
+from pullback._solvers.gauss_newton import GaussNewton
+from pullback._starts.graph import Graph
+from pullback._typing import Bool, Float, Int
+
+Start = Graph | Curve | Tensor | None
+_START_POINTS = 257
+
+
+@dataclass(frozen=True, eq=False)
+class Geodesic:
+    """Shortest paths for a batch of pairs, and what is known about them. Tensors have the shape ``(*batch,)`` of the pairs.
+
+    **Attributes:**
+
+    - `curve`: the paths, callable on parameters in [0, 1] (a `CubicSpline`, whose `cornered` ones run past sharp walls in straight pieces).
+    - `energy`, `length`: of the paths; ``energy = length²`` on a geodesic up to `error`.
+    - `error`: estimate of the relative error of `length` as a distance in its valley (resolution and extrapolation).
+    - `codes`: one `Status` a curve; `status` has them as sentences, `converged` as truth values.
+    - `strict`: True if the last step used the exact Hessian and that was positive definite, which marks a strict minimum. False
+      decides nothing (most curves never need the exact Hessian); `pullback.certify` does.
+    - `leaves_support`: whether the path leaves the support of the data; None if the decoder knows no support.
+    - `num_steps`, `num_segments`: on the finest level of each curve.
+    - `num_calls`, `num_decoded`: batched decoder calls, and decoded points, of the whole batch (a point with its d tangents
+      counts 1 + d).
+    """
+
+    curve: CubicSpline
+    energy: Float[Tensor, "*batch"]
+    length: Float[Tensor, "*batch"]
+    error: Float[Tensor, "*batch"]
+    codes: Int[Tensor, "*batch"]
+    strict: Bool[Tensor, "*batch"]
+    leaves_support: Bool[Tensor, "*batch"] | None
+    num_steps: Int[Tensor, "*batch"]
+    num_segments: Int[Tensor, "*batch"]
+    num_calls: int
+    num_decoded: int
+
+    @property
+    def converged(self) -> Bool[Tensor, "*batch"]:
+        """Whether each path is a resolved minimum; a path through the void is one too (see `leaves_support`)."""
+        return self.codes == Status.CONVERGED
+
+    @property
+    def status(self) -> np.ndarray:
+        """A sentence a curve, as an array of strings of shape ``(*batch,)``."""
+        away = torch.zeros_like(self.converged) if self.leaves_support is None else self.leaves_support
+        pairs = zip(self.codes.flatten().tolist(), away.flatten().tolist(), strict=True)
+        sentences = np.array([_sentence(Status(code), leaves) for code, leaves in pairs], dtype=object)
+        return sentences.reshape(tuple(self.codes.shape))
+
+    def __repr__(self) -> str:
+        done, away = int(self.converged.sum()), self.leaves_support
+        void = "" if away is None else f", {int(away.sum())} leave the support"
+        return f"Geodesic({done} of {self.codes.numel()} converged{void}; {self.num_calls} decoder calls)"
+
+
+def geodesic(
+    metric: Metric,
+    a: Float[Tensor, "*#batch d"],
+    b: Float[Tensor, "*#batch d"],
+    *,
+    solver: Solver | None = None,
+    init: Start | Sequence[Start] = None,
+    support: Support | None = None,
+) -> Geodesic:
+    r"""Shortest paths from ``a`` to ``b``: minimisers of :math:`E(\gamma) = \int_0^1 \dot\gamma^\top M(\gamma)\, \dot\gamma\, dt`.
+
+    Never raises for a single bad pair: each path has a `status`. The minimum is that of the valley the solver starts in; with a
+    graph as `init` the start is the better of the graph's path and the straight line.
+
+    Args:
+        metric: the geometry.
+        a: start codes, any shape ``(*batch, d)`` that broadcasts with ``b``.
+        b: end codes.
+        solver: `GaussNewton` by default.
+        init: where to start: None for the straight line, a fitted `Lattice` or `CodeGraph`, a curve or its points
+            ``(*batch, n, d)``. A list means several starts, each solved, the path of least energy kept.
+        support: of the data, to say which paths leave it. By default that of an `Extrapolated` decoder.
+
+    Returns:
+        A `Geodesic`.
+    """
+    start, stop, batch = _pairs(metric, a, b)
+    solver = GaussNewton() if solver is None else solver
+    inits = list(init) if isinstance(init, Sequence) else [init]
+    solutions = [solver.solve(metric, _start_nodes(metric, start, stop, choice)) for choice in inits]
+    best = _best(solutions)
+    support = _known_support(metric) if support is None else support
+    leaves = None if support is None else _leaves(support, best.nodes).reshape(batch)
+    return Geodesic(
+        curve=CubicSpline(
+            best.nodes.reshape(*batch, *best.nodes.shape[1:]),
+            None if best.cornered is None else best.cornered.reshape(batch),
+        ),
+        energy=best.energy.reshape(batch),
+        length=best.length.reshape(batch),
+        error=best.error.reshape(batch),
+        codes=best.status.reshape(batch),
+        strict=best.strict.reshape(batch),
+        leaves_support=leaves,
+        num_steps=best.num_steps.reshape(batch),
+        num_segments=best.num_segments.reshape(batch),
+        num_calls=best.num_calls,
+        num_decoded=best.num_decoded,
+    )
+
+
+def _sentence(code: Status, leaves: bool) -> str:
+    if not leaves:
+        return str(code)
+    return f"{code}; the path leaves the support of the data, where the decoder is a guess"
+
+
+def _pairs(metric: Metric, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
+    """The end points as ``(B, d)`` each, and the shape of the batch."""
+    for name, z in (("a", a), ("b", b)):
+        if not isinstance(z, Tensor) or not z.is_floating_point() or z.ndim == 0:
+            raise TypeError(
+                f"End points {name} must be a floating-point tensor of shape (*batch, d). Use torch.as_tensor({name}).double()."
+            )
+    if a.shape[-1] != b.shape[-1]:
+        raise ValueError(
+            f"End points have {a.shape[-1]} and {b.shape[-1]} dimensions. Both must be codes of the same model."
+        )
+    if a.device != b.device or a.dtype != b.dtype:
+        raise ValueError(f"End points are {a.dtype} on {a.device} and {b.dtype} on {b.device}. Move one: a.to(b).")
+    try:
+        batch = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+    except RuntimeError as error:
+        raise ValueError(
+            f"End points of shapes {tuple(a.shape)} and {tuple(b.shape)} do not pair up. For all pairs use a[:, None] and b[None]."
+        ) from error
+    start, stop = (z.detach().expand(*batch, z.shape[-1]).reshape(-1, z.shape[-1]) for z in (a, b))
+    if start.shape[0] == 0:
+        raise ValueError("There are no end points: the batch is empty. Pass at least one pair of codes.")
+    _check_dimension(metric, start)
+    return start, stop, batch
+
+
+def _check_dimension(metric: Metric, z: Tensor) -> None:
+    """A decoder's own complaint about shapes or devices, with what it was given."""
+    try:
+        with torch.no_grad(), unvalidated():
+            metric.ds2(z[:2].nan_to_num(), z[:2].nan_to_num())
+    except RuntimeError as error:
+        raise ValueError(
+            f"The decoder does not take codes of {z.shape[-1]} dimensions, {z.dtype}, on {z.device}. Pass codes of its latent "
+            f"dimension, with its dtype and device. It says: {error}"
+        ) from error
+
+
+def _start_nodes(metric: Metric, a: Tensor, b: Tensor, init: Start) -> Tensor:
+    if init is None:
+        return torch.stack([a, b], 1)
+    if isinstance(init, Graph):
+        return _better_start(metric, init.paths(a, b, _START_POINTS))
+    points = init if isinstance(init, Tensor) else init.resample(_START_POINTS)
+    nodes = points.detach().expand(*points.shape[:-2], *points.shape[-2:]).reshape(-1, *points.shape[-2:])
+    if nodes.shape[0] not in (1, a.shape[0]) or nodes.shape[-1] != a.shape[-1]:
+        raise ValueError(
+            f"init has shape {tuple(points.shape)}; it must be (*batch, n, d) with the pairs' batch and dimension."
+        )
+    nodes = nodes.expand(a.shape[0], -1, -1).clone()
+    nodes[:, 0], nodes[:, -1] = a, b
+    return nodes
+
+
+def _better_start(metric: Metric, nodes: Tensor) -> Tensor:
+    """The given path or the straight line, whichever has less energy."""
+    w = torch.linspace(0, 1, nodes.shape[1], dtype=nodes.dtype, device=nodes.device)[:, None]
+    line = torch.lerp(nodes[:, :1], nodes[:, -1:], w)
+    with torch.no_grad(), unvalidated():
+        bent, straight = (squared_steps(metric, path)[0].sum(-1) for path in (nodes, line))
+    return torch.where(((straight < bent) | ~bent.isfinite())[:, None, None], line, nodes)
+
+
+def _best(solutions: list[Solution]) -> Solution:
+    """Curve by curve the solution of least energy, converged ones first."""
+    if len(solutions) == 1:
+        return solutions[0]
+    finest = max(s.nodes.shape[1] for s in solutions) - 1
+    rank = torch.stack(
+        [
+            torch.where(s.status == Status.CONVERGED, s.energy, s.energy.nan_to_num(torch.inf) + torch.inf)
+            for s in solutions
+        ]
+    )
+    fallback = torch.stack([s.energy.nan_to_num(torch.inf) for s in solutions])
+    rank = torch.where(rank.isinf().all(0), fallback, rank)
+    chosen = rank.argmin(0)
+    solutions = [_refined(s, finest) for s in solutions]
+    result = {}
+    for f in fields(Solution):
+        values = [getattr(s, f.name) for s in solutions]
+        result[f.name] = (
+            sum(values) if isinstance(values[0], int) else torch.stack(values)[chosen, torch.arange(len(chosen))]
+        )
+    return Solution(**result)
+
+
+def _refined(solution: Solution, num_segments: int) -> Solution:
+    """The same curves on more nodes, with the `cornered` ones marked."""
+    factor = num_segments // (solution.nodes.shape[1] - 1)
+    smooth, off = refine(solution.nodes, factor), torch.zeros_like(solution.strict)
+    cornered = off if solution.cornered is None else solution.cornered
+    nodes = torch.where(cornered[:, None, None], lerp_nodes(solution.nodes, factor), smooth)
+    return replace(solution, nodes=nodes, cornered=cornered)
+
+
+def _known_support(metric: Metric) -> Support | None:
+    support = getattr(getattr(metric, "decoder", None), "support", None)
+    return support if isinstance(support, Support) else None
+
+
+def _leaves(support: Support, nodes: Tensor) -> Tensor:
+    """Whether any point of a path between end points that are both on the data is off it."""
+    return (~support.contains(nodes)).any(-1)

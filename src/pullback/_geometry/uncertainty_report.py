@@ -1,0 +1,170 @@
+r"""Is a model's uncertainty good enough for geometry? Measured on and off the data, and answered in sentences.
+
+Three things must hold for shortest paths to follow the data. The decoder should be less certain where it has seen nothing;
+the metric should not be smaller there, or the void is a short cut; and the paths themselves should keep to the data.
+The first is what the model says of itself, the second what the geometry makes of it, the third what counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from pullback._decoders.contract import Decoder, decode
+from pullback._decoders.support import Support
+from pullback._geometry.geodesic import Geodesic, geodesic
+from pullback._metrics.fisher_rao import FisherRaoMetric
+from pullback._starts.code_graph import CodeGraph
+from pullback._starts.lattice import Lattice
+from pullback._typing import Float
+
+_ENTROPY_RISES = 0.75
+_MAY_LEAVE = 0.05
+
+
+@dataclass(frozen=True)
+class UncertaintyReport:
+    """What `uncertainty_report` found; ``print(report)`` gives it in sentences.
+
+    **Attributes:**
+
+    - `entropy_on`, `entropy_off`: median entropy of p(x|z), summed over features, at codes and at points off the support.
+    - `entropy_rises`: the probability that a point off the data has more entropy than a code: 1 is perfect, ½ is blind.
+    - `log_volume_on`, `log_volume_off`: median of ½ log det M at the same points.
+    - `num_paths`, `num_converged`, `num_leaving`: geodesics between random codes, how many converged, and how many leave the support.
+    """
+
+    entropy_on: float
+    entropy_off: float
+    entropy_rises: float
+    log_volume_on: float
+    log_volume_off: float
+    num_paths: int
+    num_converged: int
+    num_leaving: int
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether geodesics follow the data: at most one in twenty leaves the support."""
+        return self.num_leaving <= _MAY_LEAVE * self.num_paths
+
+    @property
+    def advice(self) -> list[str]:
+        """What to do, one sentence each; empty if nothing needs doing."""
+        advice = []
+        if not self.calibrated and self.log_volume_off < self.log_volume_on:
+            advice.append(
+                "The metric is smaller off the data than on them, so paths take the void as a short cut: wrap the decoder, "
+                "pullback.Extrapolated(decoder, pullback.Support.fit(codes))."
+            )
+        elif not self.calibrated:
+            advice.append(
+                "Paths leave the support although the metric grows off it: they cross narrow gaps, or the codes form separate "
+                "clusters and must. Look at pullback.plot.latent; wrap the decoder in pullback.Extrapolated if it is not, or "
+                "encode more data between the clusters."
+            )
+        if self.entropy_rises < _ENTROPY_RISES:
+            advice.append(
+                "The decoder is as certain off the data as on them. The paths do not depend on it if the decoder is wrapped in "
+                "pullback.Extrapolated, but do not trust what it decodes there; pullback.Reweighted makes it say so, and an "
+                "EnsembleDecoder or a GPDecoder knows by itself."
+            )
+        if self.num_converged < self.num_paths:
+            advice.append(
+                f"{self.num_paths - self.num_converged} geodesics did not converge: see their status from pullback.geodesic; a "
+                "sharp extrapolation (low beta) is the usual cause."
+            )
+        return advice
+
+    def __str__(self) -> str:
+        verdict = "good enough" if self.calibrated else "not good enough"
+        facts = [
+            f"The model's uncertainty is {verdict} for geometry: {self.num_leaving} of {self.num_paths} geodesics between random "
+            f"codes leave the support of the data.",
+            f"Entropy of p(x|z): median {self.entropy_on:.4g} on the data, {self.entropy_off:.4g} off them; a point off the data has "
+            f"more than a code with probability {self.entropy_rises:.2f}.",
+            f"Log-volume of the metric: median {self.log_volume_on:.4g} on the data, {self.log_volume_off:.4g} off them.",
+        ]
+        return "\n".join([*facts, *self.advice])
+
+
+def uncertainty_report(
+    decoder: Decoder,
+    codes: Float[Tensor, "n d"],
+    *,
+    support: Support | None = None,
+    num_points: int = 500,
+    num_pairs: int = 20,
+    random_state: int = 0,
+) -> UncertaintyReport:
+    """Says whether a decoder's uncertainty is calibrated enough for its geometry to follow the data.
+
+    **Arguments:**
+
+    - `decoder`: any decoder, wrapped or not.
+    - `codes`: latent codes of the data, shape ``(n, d)``.
+    - `support`: where the data are; by default the decoder's own, or else one fitted to the codes.
+    - `num_points`: codes, and points off the support around them, at which entropy and volume are measured.
+    - `num_pairs`: geodesics between random codes.
+    - `random_state`: seed of what is random.
+    """
+    if support is None:
+        own = getattr(decoder, "support", None)
+        support = own if isinstance(own, Support) else Support.fit(codes)
+    generator = torch.Generator().manual_seed(random_state)
+    metric = FisherRaoMetric(decoder)
+    on = codes[torch.randperm(len(codes), generator=generator)[:num_points].to(codes.device)]
+    off = _off_support(support, codes, num_points, generator)
+    with torch.no_grad():
+        entropy = [_entropy(decode(decoder, z), z.ndim - 1, random_state) for z in (on, off)]
+        volume = [metric.log_volume(z).median().item() for z in (on, off)]
+    paths = _paths(metric, codes, support, num_pairs, generator)
+    assert paths.leaves_support is not None
+    return UncertaintyReport(
+        entropy_on=entropy[0].median().item(),
+        entropy_off=entropy[1].median().item(),
+        entropy_rises=(entropy[1][:, None] > entropy[0]).double().mean().item(),
+        log_volume_on=volume[0],
+        log_volume_off=volume[1],
+        num_paths=num_pairs,
+        num_converged=int(paths.converged.sum()),
+        num_leaving=int(paths.leaves_support.sum()),
+    )
+
+
+def _off_support(support: Support, codes: Tensor, num: int, generator: torch.Generator) -> Tensor:
+    """Points off the support, uniform in a box around the codes of twice their extent (or four times, if they fill that)."""
+    low, high = codes.amin(0), codes.amax(0)
+    for margin in (0.5, 1.5):
+        box = low - margin * (high - low), (1 + 2 * margin) * (high - low)
+        points = box[0] + box[1] * torch.rand(20 * num, codes.shape[-1], generator=generator, dtype=codes.dtype).to(
+            codes
+        )
+        points = points[~support.contains(points)][:num]
+        if len(points) == num:
+            break
+    return points
+
+
+def _entropy(p: Distribution, num_batch: int, random_state: int) -> Tensor:
+    """Summed over features; by Monte Carlo where the family has no formula."""
+    try:
+        values = p.entropy()
+    except NotImplementedError:
+        with torch.random.fork_rng():
+            torch.manual_seed(random_state)
+            values = -p.log_prob(p.sample(torch.Size([64]))).mean(0)
+    return values.reshape(*values.shape[:num_batch], -1).sum(-1)
+
+
+def _paths(
+    metric: FisherRaoMetric, codes: Tensor, support: Support, num_pairs: int, generator: torch.Generator
+) -> Geodesic:
+    inside = codes[support.contains(codes)]
+    ends = inside[torch.randint(len(inside), (2, num_pairs), generator=generator).to(codes.device)]
+    if codes.shape[-1] == 2:
+        return geodesic(metric, *ends, init=Lattice.fit(metric, codes), support=support)
+    return geodesic(metric, *ends, init=[None, CodeGraph.fit(metric, codes)], support=support)

@@ -1,1 +1,0 @@
-"""Metrics on the latent space, one file each."""

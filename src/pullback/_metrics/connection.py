@@ -1,0 +1,245 @@
+r"""The acceleration of geodesics, without a Christoffel tensor.
+
+A geodesic is a curve whose acceleration has no tangential part. Where the metric has a dual embedding
+:math:`M = \mathrm{sym}(D\phi^\top D\psi)`, the Euler-Lagrange equation of :math:`\int \langle D\phi\,\dot z, D\psi\,\dot z\rangle`
+collapses to a projection,
+
+.. math:: M\,\ddot z = -\tfrac12\bigl(D\phi^\top\,\psi''[\dot z, \dot z] + D\psi^\top\,\phi''[\dot z, \dot z]\bigr),
+
+because the terms with mixed derivatives cancel. With :math:`\phi = \psi` it is least squares on the second derivative of an
+isometric embedding; with natural and mean parameters it is the mean of the e- and the m-connection; on the hyperboloid it is
+projection in Minkowski space. It costs ``d`` first derivatives and one second derivative along the velocity. Any other metric
+takes the Lagrangian form :math:`M \ddot z = \partial_z(\tfrac12 \dot z^\top M \dot z) - \partial_s M(z + s \dot z)\,\dot z`,
+with reverse sweeps through ``M``.
+
+An exponential family has two flat connections besides: natural parameters :math:`\eta` and mean parameters :math:`\mu` are a dual
+embedding, and unequal weights of its two terms give the whole line of connections of Amari,
+
+.. math:: M\,\ddot z = -\tfrac{1 + \alpha}{2}\, D\mu^\top\,\eta''[\dot z, \dot z]
+          - \tfrac{1 - \alpha}{2}\, D\eta^\top\,\mu''[\dot z, \dot z],
+
+straight in :math:`\eta` for :math:`\alpha = 1`, in :math:`\mu` for :math:`\alpha = -1`, and Levi-Civita's for :math:`\alpha = 0`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback._autodiff.derivatives import Map
+from pullback._autodiff.jets import differentiable, jet, variable
+from pullback._decoders.contract import DecoderError, decode, observed, unvalidated
+from pullback._families.natural_and_mean import natural_and_mean
+from pullback._metrics.base import Metric
+from pullback._metrics.fisher_rao import FisherRaoMetric
+from pullback._metrics.isometry import coordinates, isometric_jet
+from pullback._typing import Float
+
+_CHUNK = 2**25  # numbers held at once
+
+
+def acceleration(
+    metric: Metric, z: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"], *, alpha: float = 0.0
+) -> Float[Tensor, "*batch d"]:
+    r"""The coordinate acceleration :math:`\ddot z = -\Gamma(z)[v, v]` of the geodesic through ``z`` with velocity ``v``.
+
+    By projection in the dual embedding where the metric has one, else in Lagrangian form; see the module's text. Where ``M``
+    is singular, the directions it does not see are not accelerated.
+    """
+    with unvalidated():
+        return _rule(metric, z, alpha)[0](z, v)
+
+
+def connection(
+    metric: Metric, z: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"], *, alpha: float = 0.0
+) -> Float[Tensor, "*batch d d"]:
+    r"""The matrix :math:`w \mapsto -\Gamma(z)[v, w]`: the rate at which the coordinates of a tangent change when it is moved along ``v``.
+
+    Without an embedding by polarisation, :math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]`.
+    """
+    d = z.shape[-1]
+    with unvalidated():
+        embedding = Embedding.of(metric, z, alpha)
+        size = 32 * d**2 if embedding is None else (32 + 2 * d) * embedding.num_features
+        parts = zip(*(x.reshape(-1, d).split(max(1, _CHUNK // size)) for x in (z, v)), strict=True)
+        columns = [_polarised(metric, *part) if embedding is None else _columns(embedding, *part) for part in parts]
+    return torch.cat(columns).reshape(*z.shape, d)
+
+
+def _columns(embedding: Embedding, z: Tensor, v: Tensor) -> Tensor:
+    return embedding.bend(z, v, torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)[:, None].expand(-1, *z.shape))
+
+
+def _polarised(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
+    size = v.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+    basis = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
+    columns = [_lagrangian(metric, z, v / size + e) - _lagrangian(metric, z, v / size - e) for e in basis]
+    return 0.25 * size[..., None] * torch.stack(columns, -1)
+
+
+def geodesic_field(metric: Metric, z: Tensor, *, alpha: float = 0.0) -> Callable[[Tensor], Tensor]:
+    """The geodesic equation as a field on states ``(n, 2 d)``: ``(z, v)' = (v, a)``, in chunks of bounded memory.
+
+    The form of the acceleration is chosen once, at the codes ``z`` of shape ``(n, d)``. Where a state is not finite, the metric
+    is not asked, and the field is NaN.
+    """
+    z = z[torch.isfinite(z).all(-1)]
+    rule, size = _rule(metric, z, alpha) if len(z) else (functools.partial(_lagrangian, metric), 1)
+
+    def field(state: Tensor) -> Tensor:
+        finite = torch.isfinite(state).all(-1)
+        if not finite.all():
+            return torch.full_like(state, torch.nan).index_put((finite,), field(state[finite]))
+        parts = [part.chunk(2, -1) for part in state.split(max(1, _CHUNK // size))] if len(state) else []
+        return torch.cat([state[:0], *(torch.cat([v, rule(z, v)], -1) for z, v in parts)])
+
+    return field
+
+
+def _rule(metric: Metric, z: Tensor, alpha: float) -> tuple[Callable[[Tensor, Tensor], Tensor], int]:
+    """The form of the acceleration that suits the metric, and about how many numbers it needs for one code."""
+    embedding = Embedding.of(metric, z, alpha)
+    if embedding is None:
+        return functools.partial(_lagrangian, metric), 32 * z.shape[-1] ** 2
+    return lambda z, v: embedding.bend(z, v, v[None])[..., 0], (32 + z.shape[-1]) * embedding.num_features
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The distinct maps of a dual embedding: one if it is Euclidean, else a pair, and what each term of the force weighs.
+
+    `near` takes the code near which rounding should be best, and gives the maps.
+    """
+
+    near: Callable[[Tensor], Map]
+    weights: tuple[float, ...]
+    num_features: int
+    isometric: Metric | None = None  # the metric, if its embedding has an isometric root
+
+    @classmethod
+    def of(cls, metric: Metric, z: Tensor, alpha: float = 0.0) -> Embedding | None:
+        """The metric's own, or for another connection than Levi-Civita's the natural and mean parameters; None if it has none."""
+        with torch.no_grad():
+            if alpha:
+                flat = _flat_coordinates(metric)
+                return cls(lambda _: flat, (0.5 * (1 - alpha), 0.5 * (1 + alpha)), flat(z)[0].shape[-1])
+            dual = metric.embed(z)
+            root = dual is not None and dual[0] is dual[1] and coordinates(metric, z) is not None
+        if dual is None:
+            return None
+        pair = dual[0] is not dual[1]
+        return cls(
+            lambda origin: _embedding(metric, origin if pair else None),
+            (0.5, 0.5) if pair else (1.0,),
+            dual[0].shape[-1],
+            metric if root else None,
+        )
+
+    def jet(self, z: Tensor, v: Tensor, w: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        r"""Jacobians ``(*batch, d, K)`` and second derivatives along ``v`` and each of ``w (m, *batch, d)``, ``(*batch, K, m)``."""
+        if self.isometric is not None and not differentiable(z, v):
+            first, second = isometric_jet(self.isometric, z, v, w)
+            return [first], [second]
+        return jet(self.near(z.detach()), z, v, w)[1:]
+
+    def bend(self, z: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        r""":math:`-\Gamma(z)[v, w]` for each of ``w (m, *batch, d)``, as ``(*batch, d, m)``."""
+        return self.projected(*self.jet(z, v, w))
+
+    def projected(self, first: list[Tensor], second: list[Tensor]) -> Tensor:
+        """Minus the tangential part of second derivatives."""
+        terms = [(first[0], second[-1], first[-1]), (first[-1], second[0], first[0])][: len(first)]
+        gram = first[0] @ first[-1].mT
+        inverse = filtered_inverse(0.5 * (gram + gram.mT))
+
+        def force(a: Tensor) -> Tensor:
+            return -sum(
+                (weight * (j @ (c + k.mT @ a)) for weight, (j, c, k) in zip(self.weights, terms, strict=True)),
+                start=torch.zeros_like(a),
+            )
+
+        a = inverse @ force(torch.zeros_like(first[0] @ second[0]))
+        return a + inverse @ force(a)  # one refinement: the accuracy of QR at the price of Cholesky
+
+
+def _flat_coordinates(metric: Metric) -> Map:
+    """Natural and mean parameters of what a decoder decodes to."""
+    if not isinstance(metric, FisherRaoMetric):
+        raise TypeError(
+            f"α-connections belong to the Fisher-Rao geometry of an exponential family, not to {type(metric).__name__}. Use "
+            "pullback.FisherRaoMetric(decoder), or leave alpha at 0."
+        )
+    decoder = observed(metric.decoder)
+
+    def maps(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.flatten(x.ndim - 1) for part in natural_and_mean(decode(decoder, x)))
+
+    return maps
+
+
+def _embedding(metric: Metric, origin: Tensor | None) -> Map:
+    """The distinct maps of the metric's dual embedding, precise near `origin`."""
+
+    def maps(x: Tensor) -> tuple[Tensor, ...]:
+        dual = metric.embed(x, origin=origin)
+        if dual is None:
+            raise ValueError(
+                "The metric has an embedding at some codes and none at others. A parameter that must be constant (a total "
+                "count, degrees of freedom) varies with the code: use pullback.ScoreMetric for this decoder."
+            )
+        return dual[:1] if dual[0] is dual[1] else dual
+
+    return maps
+
+
+def _lagrangian(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
+    """The Lagrangian form; NaN at the codes where the decoder breaks its contract, which are found by halving the batch."""
+    try:
+        return _euler_lagrange(metric, z, v)
+    except DecoderError:
+        if z.ndim == 1 or len(z) == 1:
+            return torch.full_like(v, torch.nan)
+        halves = zip(z.tensor_split(2), v.tensor_split(2), strict=True)
+        return torch.cat([_lagrangian(metric, *half) for half in halves])
+
+
+def _euler_lagrange(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
+    keep, grad = differentiable(z, v), torch.autograd.grad
+    with torch.enable_grad():
+        x = variable(z)
+        tensor = metric.tensor(x)
+        momentum = (tensor @ v[..., None])[..., 0]
+        if not momentum.requires_grad:
+            return torch.zeros_like(v)
+        w = torch.zeros_like(v, requires_grad=True)
+        (pulled,) = grad(momentum, x, w, create_graph=True, materialize_grads=True)
+        if not pulled.requires_grad:
+            return torch.zeros_like(v)
+        (change,) = grad(pulled, w, v, retain_graph=True, create_graph=keep)
+        (slope,) = grad((0.5 * momentum * v).sum(), x, create_graph=keep)
+    return (filtered_inverse(tensor if keep else tensor.detach()) @ (slope - change)[..., None])[..., 0]
+
+
+def filtered_inverse(tensor: Tensor) -> Tensor:
+    r"""The inverse of M; where M is nearly singular, :math:`\lambda / (\lambda^2 + \delta^2)` in place of :math:`1 / \lambda`.
+
+    An unused latent dimension gives M a zero eigenvalue up to rounding. The filter tends to the pseudo-inverse there and,
+    unlike a cut-off, is smooth along the trajectory.
+    """
+    delta = 1e4 * torch.finfo(tensor.dtype).eps
+    factor, info = torch.linalg.cholesky_ex(tensor)
+    largest = tensor.diagonal(dim1=-2, dim2=-1).amax(-1)
+    regular = (info == 0) & (factor.diagonal(dim1=-2, dim2=-1).amin(-1) ** 2 > delta**0.5 * largest)
+    if regular.all():
+        return torch.cholesky_inverse(factor)
+    inverse = torch.full_like(tensor, torch.nan)
+    inverse[regular] = torch.cholesky_inverse(factor[regular])
+    singular = ~regular & torch.isfinite(tensor).all(-1).all(-1)
+    values, vectors = torch.linalg.eigh(tensor[singular])
+    floor = (delta * values.amax(-1, keepdim=True)).clamp_min(torch.finfo(tensor.dtype).tiny ** 0.5)
+    inverse[singular] = (vectors * (values / (values**2 + floor**2))[..., None, :]) @ vectors.mT
+    return inverse

@@ -1,0 +1,146 @@
+r"""The metric of any divergence: black-box geometry.
+
+A divergence between the decodings of two nearby codes is, to second order, a squared length. So the metric of a decoder can
+be had from a divergence alone, by differentiating it twice, or by evaluating it at a few nearby codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from pullback._autodiff.derivatives import hessian
+from pullback._decoders.contract import Decoder, check_codes, check_finite, decode, observed
+from pullback._decoders.pullback import total
+from pullback._families.divergences import Divergence, symmetrized_kl
+from pullback._metrics.base import Metric
+from pullback._typing import Float
+
+Step = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Hessian:
+    r"""Differentiates the divergence twice: :math:`M = \frac s2 \nabla_w^2 D(p_z, p_w)|_{w=z}`. Exact; needs a smooth divergence."""
+
+    differentiable = True
+
+    def __call__(self, step: Step, z: Tensor) -> Tensor:
+        return 0.5 * hessian(step, z)
+
+
+@dataclass(frozen=True)
+class OneSidedDifference:
+    r"""The finite-difference system of Arvanitidis et al. 2022, Proposition 3.4, with error :math:`O(\epsilon)`.
+
+    With :math:`\delta_i = \epsilon e_i` and D scaled so that it is a squared length,
+
+    .. math:: M_{ii} = D(\delta_i) / \epsilon^2, \qquad M_{ij} = (D(\delta_i + \delta_j) - D(\delta_i) - D(\delta_j)) / (2 \epsilon^2).
+
+    ``DivergenceMetric(decoder, divergence=pullback.divergences.kl, method=OneSidedDifference(eps))`` is the formula as printed. The result
+    need not be positive semi-definite.
+
+    **Arguments:**
+
+    - `eps`: the step; by default the cube root of the precision of the codes' dtype. In float32 the rounding of the
+      divergence divided by ``eps²`` leaves about two digits.
+    """
+
+    eps: float | None = None
+    differentiable = False
+
+    def __call__(self, step: Step, z: Tensor) -> Tensor:
+        eps = self.eps or torch.finfo(z.dtype).eps ** (1 / 3)
+        return _system(lambda v: step(z + v), z, eps)
+
+
+@dataclass(frozen=True)
+class CentralDifference:
+    r"""The same system with the mean of the divergences to both sides, :math:`\frac12 (D(\delta) + D(-\delta))`: error :math:`O(\epsilon^2)`.
+
+    **Arguments:**
+
+    - `eps`: the step; by default the fourth root of the precision of the codes' dtype.
+    """
+
+    eps: float | None = None
+    differentiable = False
+
+    def __call__(self, step: Step, z: Tensor) -> Tensor:
+        eps = self.eps or torch.finfo(z.dtype).eps ** (1 / 4)
+        return _system(lambda v: 0.5 * (step(z + v) + step(z - v)), z, eps)
+
+
+def _system(squared_length: Step, z: Tensor, eps: float) -> Tensor:
+    """The matrix M with ``vᵀ M v`` equal to the squared lengths of ``v = eps eᵢ`` and ``v = eps (eᵢ + eⱼ)``."""
+    d = z.shape[-1]
+    basis = eps * torch.eye(d, dtype=z.dtype, device=z.device)
+    single = [squared_length(e) for e in basis]
+    M = torch.diag_embed(torch.stack(single, dim=-1))
+    for i, j in combinations(range(d), 2):
+        M[..., i, j] = M[..., j, i] = 0.5 * (squared_length(basis[i] + basis[j]) - single[i] - single[j])
+    return M / eps**2
+
+
+@dataclass(frozen=True)
+class DivergenceMetric(Metric):
+    r"""The metric of a divergence between decodings, :math:`v^\top M(z) v = \lim_{t \to 0} s\,D(p_z, p_{z+tv}) / t^2`.
+
+    For the Kullback-Leibler, Rényi and Hellinger divergences this is the Fisher-Rao metric, without a formula for the
+    family's information. Any smooth callable ``(p, q) -> Tensor`` of shape ``batch_shape`` will do; features are summed here.
+
+    `ds2` is the scaled divergence itself, averaged over both directions where it is not symmetric.
+
+    **Arguments:**
+
+    - `decoder`: maps codes ``(*batch, d)`` to a distribution whose batch shape starts with ``batch``.
+    - `divergence`: its attribute ``scale`` is s; a function without one counts as 2, as Kullback-Leibler.
+    - `method`: `Hessian` (exact), `CentralDifference` or `OneSidedDifference` (the paper's).
+    """
+
+    decoder: Decoder
+    divergence: Divergence = symmetrized_kl
+    method: Hessian | CentralDifference | OneSidedDifference = Hessian()
+
+    def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
+        check_codes(z)
+        if self._one_by_one(z):
+            rows = [self.tensor(code) for code in z.flatten(0, -2)]
+            return torch.stack(rows).reshape(*z.shape, z.shape[-1])
+        p = self._decoded(z)
+        check_finite(self._squared_length(p, p, z.ndim - 1), z)
+        M = self.method(lambda w: self._squared_length(p, self._checked(w), z.ndim - 1), z)
+        check_finite(M, z, what="derivatives")
+        return M
+
+    def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+        if self._one_by_one(a):
+            pairs = zip(a.flatten(0, -2), b.flatten(0, -2), strict=True)
+            return torch.stack([self.ds2(*pair) for pair in pairs]).reshape(a.shape[:-1])
+        p, q = self._decoded(a), self._decoded(b)
+        forward = self._squared_length(p, q, a.ndim - 1)
+        if getattr(self.divergence, "symmetric", False):
+            return forward
+        return 0.5 * (forward + self._squared_length(q, p, a.ndim - 1))
+
+    def _one_by_one(self, z: Tensor) -> bool:
+        """A divergence with noise sees one code at a time, so that a value does not depend on the rest of the batch."""
+        return getattr(self.divergence, "random", False) and z.ndim > 1
+
+    def _decoded(self, z: Tensor) -> Distribution:
+        return decode(observed(self.decoder), z)
+
+    def _checked(self, w: Tensor) -> Distribution:
+        q = self._decoded(w)
+        check_smooth = getattr(self.divergence, "check_smooth", None)
+        if self.method.differentiable and check_smooth is not None:
+            check_smooth(q)
+        return q
+
+    def _squared_length(self, p: Distribution, q: Distribution, num_batch: int) -> Tensor:
+        return getattr(self.divergence, "scale", 2.0) * total(self.divergence(p, q), num_batch)

@@ -1,0 +1,102 @@
+r"""The geometry of an ensemble: the expected energy of a curve when nobody knows which member is right.
+
+Decode the nodes of a curve, each with a member drawn at random, and add up the squared steps in the space of distributions.
+Between nodes a, b decoded by independent members l and k the expected square is, for a step v = b - a,
+
+.. math:: \mathrm{E}_{l,k}\, d^2(p_l(a), p_k(b)) \approx v^\top \bar M v + V, \qquad
+          \bar M = \mathrm{E}_l\, M_l, \quad V(z) = \mathrm{E}_{l,k}\, d^2(p_l(z), p_k(z)) :
+
+the members' average metric, and their disagreement V once for every node (Syrota et al. 2024). Counted per node this
+depends on how finely the curve is cut. Counted per latent length it does not: if members are drawn anew after every distance
+:math:`\epsilon`, the expected square of a unit of length is the metric
+
+.. math:: M(z) = \bar M(z) + V(z)/\epsilon^2 .
+
+For :math:`\epsilon = \infty` one member decodes the whole curve, and M is the average metric: disagreement still counts, but only where
+it changes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from pullback._decoders.contract import decode, observed
+from pullback._decoders.ensemble import EnsembleDecoder
+from pullback._decoders.pullback import total
+from pullback._families.divergences import symmetrized_kl
+from pullback._families.embedding import squared_chord
+from pullback._metrics.base import Metric
+from pullback._metrics.fisher_rao import FisherRaoMetric
+from pullback._typing import Float
+
+
+@dataclass(frozen=True)
+class EnsembleMetric(Metric):
+    r"""The expected Fisher-Rao metric of an ensemble, :math:`M = \bar M + V/\epsilon^2`: disagreement between members is length.
+
+    **Arguments:**
+
+    - `ensemble`: the members.
+    - `correlation_length`: :math:`\epsilon`, the latent distance over which members are drawn anew: small, and disagreement dominates. The
+      `scale` of a `Support` of the codes is a natural choice. ``math.inf`` keeps one member for the whole curve.
+    """
+
+    ensemble: EnsembleDecoder
+    correlation_length: float
+
+    def __post_init__(self) -> None:
+        if not self.correlation_length > 0:
+            raise ValueError(
+                f"correlation_length is {self.correlation_length}; it must be positive: a distance in the latent space, such as "
+                "Support.fit(codes).scale.item(), or math.inf."
+            )
+
+    @property
+    def decoder(self) -> EnsembleDecoder:
+        """The members' average as a decoder."""
+        return self.ensemble
+
+    def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
+        average = torch.stack([metric.tensor(z) for metric in self._members()]).mean(0)
+        if math.isinf(self.correlation_length):
+            return average
+        eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
+        return average + self.disagreement(z)[..., None, None] / self.correlation_length**2 * eye
+
+    def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+        average = torch.stack([metric.ds2(a, b) for metric in self._members()]).mean(0)
+        if math.isinf(self.correlation_length):
+            return average
+        disagreement = 0.5 * (self.disagreement(a) + self.disagreement(b))
+        return average + disagreement * (b - a).square().sum(-1) / self.correlation_length**2
+
+    def embed(
+        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        duals = [metric.embed(z, origin=origin) for metric in self._members()]
+        known = [dual for dual in duals if dual is not None]
+        if len(known) < len(duals) or math.isfinite(self.correlation_length):
+            return None
+        root = len(known) ** -0.5
+        phi = root * torch.cat([phi for phi, _ in known], -1)
+        return (phi, phi) if all(a is b for a, b in known) else (phi, root * torch.cat([psi for _, psi in known], -1))
+
+    def disagreement(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+        """V(z), the mean squared distance between the distributions of two members drawn independently."""
+        decoded = [decode(observed(member), z) for member in self.ensemble.members]
+        pairs = torch.stack([_squared_distance(p, q, z.ndim - 1) for p, q in combinations(decoded, 2)])
+        return 2 * pairs.sum(0) / len(decoded) ** 2
+
+    def _members(self) -> list[FisherRaoMetric]:
+        return [FisherRaoMetric(member) for member in self.ensemble.members]
+
+
+def _squared_distance(p: Distribution, q: Distribution, num_batch: int) -> Tensor:
+    chord = squared_chord(p, q, num_batch)
+    return 2 * total(symmetrized_kl(p, q), num_batch) if chord is None else chord

@@ -1,0 +1,81 @@
+"""The Euclidean metric of means and standard deviations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Distribution, Independent
+from torch.nn.functional import logsigmoid
+
+from pullback._decoders.contract import Decoder, decode, observed
+from pullback._decoders.pullback import pulled_back
+from pullback._families.information import Information
+from pullback._families.product import Product
+from pullback._metrics.base import Metric
+from pullback._typing import Float
+
+
+@dataclass(frozen=True)
+class EuclideanMetric(Metric):
+    r"""The expected Euclidean metric :math:`M(z) = J_\mu^\top J_\mu + J_\sigma^\top J_\sigma` of a decoder's samples.
+
+    μ and σ are the mean and the standard deviation of every feature: for Gaussians the mean over noise ε of the metric that
+    the random map :math:`z \mapsto \mu(z) + \sigma(z) \odot \epsilon` pulls back (Tosi et al. 2014; Arvanitidis et al. 2018). It is a
+    distance of pixel values, not of distributions: what the Fisher-Rao metric is compared with. Flat in (μ, σ), so `ds2` is
+    the squared Euclidean distance of these.
+
+    **Arguments:**
+
+    - `decoder`: maps codes ``(*batch, d)`` to a distribution that has a mean and a standard deviation.
+    """
+
+    decoder: Decoder
+
+    def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
+        return pulled_back(lambda p: flat(moments(p, z.ndim - 1)), self.decoder, z)
+
+    def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+        return ((self._moments(b) - self._moments(a)) ** 2).sum(-1)
+
+    def embed(
+        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        phi = self._moments(z)
+        return phi, phi
+
+    def _moments(self, z: Tensor) -> Tensor:
+        return moments(decode(observed(self.decoder), z), z.ndim - 1)
+
+
+def flat(eta: Tensor) -> Information:
+    """Coordinates in which the metric is the identity."""
+    return Information(eta, root=lambda eta, u: u)
+
+
+def moments(p: Distribution, num_batch: int) -> Tensor:
+    """Means and standard deviations of all features side by side, ``(*batch, 2 F)``."""
+    if isinstance(p, Independent):
+        return moments(p.base_dist, num_batch)
+    if isinstance(p, Product):
+        return torch.cat([moments(part, num_batch) for part in p.components], dim=-1)
+    mean, stddev = p.mean, _stddev(p)
+    if mean.numel() and bool(torch.isnan(mean).all()):
+        raise NotImplementedError(
+            f"{type(p).__name__} has no mean, so there is no Euclidean metric. For categories use OneHotCategorical; otherwise "
+            "use pullback.FisherRaoMetric(decoder)."
+        )
+    return torch.cat([value.unsqueeze(-1).flatten(num_batch) for value in (mean, stddev)], dim=-1)
+
+
+@singledispatch
+def _stddev(p: Distribution) -> Tensor:
+    return p.stddev
+
+
+@_stddev.register
+def _(p: Bernoulli) -> Tensor:
+    r""":math:`\sqrt{p(1-p)}` from the logit, whose derivative stays finite at saturation."""
+    return (0.5 * (logsigmoid(p.logits) + logsigmoid(-p.logits))).exp()

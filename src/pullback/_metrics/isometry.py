@@ -1,0 +1,115 @@
+r"""Second derivatives of decoders whose family has an isometric root.
+
+Where the root of the information is the derivative of the family's embedding, :math:`D\phi = R(\eta)\,D\eta`, the embedding itself
+need not be differentiated. Its second derivative along v and w is
+
+.. math:: \phi''[v, w] = R(\eta)\,\eta''[v, w] + \big(\partial_{D\eta\,w} R\big)(\eta)\; D\eta\,v ,
+
+so that only the coordinates :math:`\eta` go through torch's higher derivatives, and what the family makes of them is one step.
+That is several times faster: the last layer of a decoder is linear, and families are not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback._autodiff.derivatives import constant_hessian, jacobian
+from pullback._autodiff.jets import jet
+from pullback._decoders.contract import decode, observed
+from pullback._families.information import Information, Linear
+from pullback._metrics.base import Metric
+from pullback._metrics.fisher_rao import FisherRaoMetric, isometry
+
+
+def coordinates(metric: Metric, z: Tensor) -> Information | None:
+    """The information of what ``z`` is decoded to, if its root is the derivative of the metric's embedding."""
+    return isometry(decode(observed(metric.decoder), z)) if isinstance(metric, FisherRaoMetric) else None
+
+
+def separable(info: Information) -> bool:
+    """Whether each entry of the root depends on one coordinate only, as far as two halves of them, drawn at random, can tell."""
+    eta, root = info.eta.detach(), info.root
+    assert root is not None
+    half = torch.rand(eta.shape[-1], generator=torch.Generator().manual_seed(0)).to(eta.device) < 0.5
+    one = torch.ones_like(eta)
+    base = root(eta, one)
+    if base.shape != eta.shape:
+        return False
+    linear = torch.where(half, base, 0) == root(eta, torch.where(half, one, 0))
+    free = torch.where(half, base, root(eta + 1, one)) == root(torch.where(half, eta, eta + 1), one)
+    return bool(linear.all() and free.all())
+
+
+def isometric_jet(metric: Metric, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The Jacobian ``(*batch, d, K)`` of the embedding and its second derivatives along ``v`` and ``w``, ``(*batch, K, m)``; constants."""
+    n, known = z.ndim - 1, []
+
+    def flat(x: Tensor) -> tuple[Tensor]:
+        known[:] = [_information(metric, x)]
+        return (known[0].eta.flatten(n),)
+
+    (values,), (first,), (bend,) = jet(flat, z, v, w)
+    shape, root = known[0].eta.shape[n:], known[0].root
+    eta = values.detach().unflatten(-1, shape)
+    along = (v[..., None, :] @ first)[..., 0, :].unflatten(-1, shape)
+    moves = (w.movedim(0, -2) @ first).movedim(-2, 0).unflatten(-1, shape)
+    turn = torch.func.jvp(lambda e: root(e, along.expand_as(e)), (eta.expand_as(moves).clone(),), (moves,))[1]
+    pushed = root(eta, first.movedim(-2, 0).unflatten(-1, shape))
+    second = root(eta, bend.movedim(-1, 0).unflatten(-1, shape)) + turn
+    return pushed.flatten(n + 1).movedim(0, -2), second.flatten(n + 1).movedim(0, -1)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Coordinates of what codes ``(*batch, d)`` are decoded to, with their derivatives; constants."""
+
+    metric: Metric
+    z: Tensor
+    eta: Tensor  # (*batch, *features, k)
+    tangents: Tensor  # (d, *batch, *features, k)
+    root: Linear
+
+    @classmethod
+    def of(cls, metric: Metric, z: Tensor) -> Frame:
+        """The frame at ``z``, where the metric has `coordinates`."""
+        known = []
+
+        def eta(x: Tensor) -> tuple[Tensor]:
+            known[:] = [_information(metric, x)]
+            return (known[0].eta,)
+
+        (values,), (tangents,) = jacobian(eta, z, getattr(metric, "decoder", None))
+        return cls(metric, z, values, tangents, known[0].root)
+
+    def pushed(self) -> Tensor:
+        """The Jacobian of the embedding, ``(d, *batch, F)``."""
+        return self.root(self.eta, self.tangents).flatten(self.z.ndim)
+
+    def hessians(self, weights: Tensor) -> Tensor:
+        """The Hessians ``(*batch, d, d)`` of the embedding times ``weights (*batch, F)``, for a `separable` root."""
+        n = self.z.ndim - 1
+        with torch.enable_grad():
+            eta = self.eta.detach().requires_grad_()
+            force = weights.reshape(eta.shape) * self.root(eta, torch.ones_like(eta))
+            (turn,) = torch.autograd.grad(force.sum(), eta, allow_unused=True, materialize_grads=True)
+        force, turn = force.detach().flatten(n), turn.flatten(n)
+        tangents = self.tangents.flatten(1 + n).movedim(0, -2)
+        steep = constant_hessian(
+            lambda x: _bent((_information(self.metric, x).eta.flatten(n) * force).sum(-1), x), self.z
+        )
+        return steep + (tangents * turn[..., None, :]) @ tangents.mT
+
+
+def _bent(value: Tensor, x: Tensor) -> Tensor:
+    """The value as a function that torch believes to have second derivatives, even if it is linear."""
+    return value + 0 * x.square().sum(-1)
+
+
+def _information(metric: Metric, z: Tensor) -> Information:
+    info = coordinates(metric, z)
+    if info is None:
+        raise ValueError("The metric has isometric coordinates at some codes and none at others.")
+    return info

@@ -1,0 +1,1 @@
+"""Mathematics on tensors; knows no noun of the library."""

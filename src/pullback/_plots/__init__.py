@@ -1,1 +1,0 @@
-"""What `pullback.plot` is made of."""

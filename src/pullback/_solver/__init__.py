@@ -1,1 +1,0 @@
-"""Solvers for the geodesic boundary-value problem, one file each."""

@@ -1,0 +1,1 @@
+"""Solvers of the boundary-value problem: shortest paths between two codes."""

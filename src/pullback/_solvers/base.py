@@ -1,0 +1,77 @@
+"""What a geodesic solver takes and gives: a start for every curve, and a `Solution` that says what can be trusted.
+
+A solver improves a whole batch of discrete curves at once. It never raises for a single bad curve: each curve carries a
+`Status`, and a status is a sentence that names the next action.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pullback._metrics.base import Metric
+from pullback._typing import Bool, Float, Int
+
+
+class Status(enum.IntEnum):
+    """How a curve ended; ``str(status)`` is a sentence."""
+
+    CONVERGED = 0
+    UNRESOLVED = 1
+    MAX_STEPS = 2
+    STALLED = 3
+    NOT_FINITE = 4
+    BAD_END_POINT = 5
+
+    def __str__(self) -> str:
+        return _SENTENCES[self]
+
+
+_SENTENCES = {
+    Status.CONVERGED: "converged",
+    Status.UNRESOLVED: (
+        "the path is a minimum on the finest grid, but its length still changes with the number of segments; raise the "
+        "solver's max_segments, or smooth the decoder's extrapolation"
+    ),
+    Status.MAX_STEPS: (
+        "the energy was still falling after max_steps; raise the solver's max_steps, or start closer with "
+        "init=pullback.Lattice.fit(metric, codes) or pullback.CodeGraph.fit(metric, codes)"
+    ),
+    Status.STALLED: (
+        "no step lowers the energy any further, yet its gradient is not zero; the decoder may have kinks or the precision "
+        "may be too low: use float64 codes and a float64 decoder"
+    ),
+    Status.NOT_FINITE: (
+        "the decoder returned NaN or infinite values on the start path or at the side of the path; start elsewhere with init=, or keep the codes in "
+        "the region the model was trained on"
+    ),
+    Status.BAD_END_POINT: "an end point is NaN or infinite, or decodes to NaN; remove it from the batch or mend the decoder there",
+}
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A batch of B solved curves; every field has one entry a curve, but for the two counts of work."""
+
+    nodes: Float[Tensor, "B n d"]
+    energy: Float[Tensor, " B"]
+    length: Float[Tensor, " B"]
+    error: Float[Tensor, " B"]
+    status: Int[Tensor, " B"]
+    strict: Bool[Tensor, " B"]
+    num_steps: Int[Tensor, " B"]
+    num_segments: Int[Tensor, " B"]
+    num_calls: int
+    num_decoded: int
+    cornered: Bool[Tensor, " B"] | None = None  # curves of straight pieces between their nodes; the others are splines
+
+
+class Solver(abc.ABC):
+    """Finds shortest paths (abstract)."""
+
+    @abc.abstractmethod
+    def solve(self, metric: Metric, nodes: Float[Tensor, "B n d"]) -> Solution:
+        """Improves the start paths ``nodes``, whose first and last points stay fixed."""

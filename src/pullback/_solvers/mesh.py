@@ -1,0 +1,95 @@
+r"""Elements where a curve needs them.
+
+On an element the image of a curve is a polynomial, and how fast its Legendre coefficients fall tells how well it is resolved. An
+element on which the last ones are a share :math:`\tau` of the linear one would, cut in n, leave about :math:`\tau / n^p`. So it
+deserves :math:`(\tau / \tau^*)^{1/p}` elements for a goal :math:`\tau^*`, and a new mesh spends its elements in that proportion.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pullback._curves.curve import CubicSpline
+from pullback._solvers.elements import DEGREE, ElementEnergy, split, table
+from pullback._typing import Float
+
+SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)  # numbers of elements curves may have
+_SPARSEST = 0.3  # elements that one element may become, however smooth it is
+_DENSEST = 8.0
+
+
+def parameters(edges: Float[Tensor, "B e"]) -> Float[Tensor, "B n"]:
+    """The times of the nodes of elements between ``edges``, shape ``(B, K + 1)``."""
+    inner = edges[:, :-1, None] + edges.diff(dim=1)[..., None] * table("points", edges)[:-1]
+    return torch.cat([inner.flatten(1), edges[:, -1:]], 1)
+
+
+def uniform(count: int, like: Tensor, num_elements: int) -> Tensor:
+    """Edges of elements that last equally long."""
+    return torch.linspace(0, 1, num_elements + 1, dtype=like.dtype, device=like.device).expand(count, -1)
+
+
+def placed(path: Tensor, edges: Tensor) -> Tensor:
+    """The nodes of elements on the splines through ``path``, whose nodes are at equal times."""
+    nodes = CubicSpline(path)(parameters(edges))
+    nodes[:, 0], nodes[:, -1] = path[:, 0], path[:, -1]
+    return nodes
+
+
+def moved(nodes: Tensor, edges: Tensor, new: Tensor) -> Tensor:
+    """The nodes of other elements on the same curves, codes being polynomials on the elements they have."""
+    t, K = parameters(new), edges.shape[1] - 1
+    element = (torch.searchsorted(edges.contiguous(), t.contiguous(), right=True) - 1).clamp(0, K - 1)
+    left, right = edges.gather(1, element), edges.gather(1, element + 1)
+    x = (2 * (t - left) / (right - left) - 1).clamp(-1, 1)
+    values = torch.as_tensor(np.polynomial.legendre.legvander(x.cpu().numpy(), DEGREE)).to(x)
+    coefficients = table("spectrum", nodes) @ split(nodes)  # (B, K, p + 1, d)
+    index = element[..., None, None].expand(-1, -1, *coefficients.shape[2:])
+    found = (values[..., None, :] @ coefficients.gather(1, index))[..., 0, :]
+    found[:, 0], found[:, -1] = nodes[:, 0], nodes[:, -1]
+    return found
+
+
+def halved(edges: Tensor) -> Tensor:
+    """Edges of elements half as long."""
+    middle = 0.5 * (edges[:, :-1] + edges[:, 1:])
+    return torch.cat([torch.stack([edges[:, :-1], middle], -1).flatten(1), edges[:, -1:]], 1)
+
+
+def tails(elements: ElementEnergy, nodes: Tensor) -> Float[Tensor, "B K"]:
+    """The last two Legendre coefficients of the image on each element, over the linear one; zero where rounding is larger."""
+    size = max(1, 2**24 // (nodes.shape[1] * elements.num_features))
+    return torch.cat([_tails(elements.images(chunk)) for chunk in nodes.split(size)])
+
+
+def _tails(images: tuple[Tensor, ...]) -> Tensor:
+    shares = []
+    for image in images:
+        size = (table("spectrum", image) @ image).norm(dim=-1)
+        shares.append(size[..., -2:].amax(-1) / size[..., 1].clamp_min(torch.finfo(size.dtype).tiny))
+    return torch.stack(shares).amax(0)
+
+
+def adapted(edges: Tensor, shares: Tensor, goal: float, at_least: int) -> list[tuple[Tensor, Tensor]]:
+    """Meshes for elements with such tails: rows of curves with their new edges, one entry for each number of elements."""
+    need = (shares / goal).clamp_min(torch.finfo(shares.dtype).tiny) ** (1 / DEGREE)
+    need = need.nan_to_num(_DENSEST, _DENSEST).clamp(_SPARSEST, _DENSEST)
+    sizes = torch.tensor([s for s in SIZES if s >= at_least] or SIZES[-1:], device=edges.device)
+    chosen = sizes[torch.searchsorted(sizes, need.sum(1).ceil().long()).clamp_max(len(sizes) - 1)]
+    return [
+        ((chosen == K).nonzero()[:, 0], _equidistributed(edges[chosen == K], need[chosen == K], K))
+        for K in chosen.unique().tolist()
+    ]
+
+
+def _equidistributed(edges: Tensor, need: Tensor, num_elements: int) -> Tensor:
+    """Edges between which the need is the same."""
+    total = torch.nn.functional.pad(need.cumsum(1), (1, 0))
+    level = torch.linspace(0, 1, num_elements + 1, dtype=edges.dtype, device=edges.device) * total[:, -1:]
+    cell = (torch.searchsorted(total, level, right=True) - 1).clamp(0, need.shape[1] - 1)
+    share = (level - total.gather(1, cell)) / need.gather(1, cell)
+    new = edges.gather(1, cell) + share * edges.diff(dim=1).gather(1, cell)
+    new[:, 0], new[:, -1] = 0, 1
+    return new

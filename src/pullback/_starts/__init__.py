@@ -1,0 +1,1 @@
+"""Where a solver may start: graphs and their shortest paths."""

@@ -1,0 +1,254 @@
+r"""Global starts: shortest paths in a graph whose edges carry Riemannian lengths.
+
+A geodesic solver walks downhill from its start and ends in the valley it started in. A graph over the latent space sees all
+valleys at once: its nodes are codes, the weight of an edge is the length of the straight piece between them,
+:math:`\sum_j \sqrt{\mathrm{ds}^2}` over sub-steps so short that no edge hops over a wall, and Dijkstra's algorithm finds the best
+route exactly. A graph is built once and serves thousands of pairs; each distinct start costs one search.
+
+A weight is a *length*. Squared lengths (energies, KL divergences) would reward many small steps, and lengths divided by the
+Euclidean step would not add up along a path.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import PathLike
+from typing import Self
+
+import numpy as np
+import torch
+from scipy import sparse
+from scipy.spatial import KDTree
+from torch import Tensor
+
+from pullback._curves.curve import Polyline, equal_spacing
+from pullback._curves.steps import safe_sqrt, squared_steps
+from pullback._decoders.contract import unvalidated
+from pullback._metrics.base import Metric
+from pullback._starts.routes import Links, Routes, batches
+from pullback._typing import Float
+
+_MAX_SUBSTEPS = 32
+_DIRECT_STEPS = 16  # pairs no more sub-steps apart than this are also joined by a straight edge
+_TIE_BREAK = 1e-6  # share of Euclidean length in every weight: crosses flat regions straight
+_EUCLIDEAN_SHARE = 0.1  # of the arc length by which paths are resampled
+
+
+@dataclass(frozen=True, eq=False)
+class Graph(abc.ABC):
+    """Nodes in the latent space and the Riemannian lengths of the edges between them (abstract).
+
+    Made by `Lattice.fit` or `CodeGraph.fit`, passed as ``init=`` to `pullback.geodesic`.
+
+    **Attributes:**
+
+    - `metric`: what measured the edges.
+    - `nodes`: codes, shape ``(N, d)``.
+    - `weights`: symmetric sparse matrix of edge lengths.
+    - `spacing`: Euclidean length of the longest sub-step in which an edge to an end point is measured.
+    - `num_links`: how many of its nearest nodes an end point is joined to.
+    """
+
+    metric: Metric
+    nodes: Float[Tensor, "N d"]
+    weights: sparse.csr_array
+    spacing: float
+    num_links: int
+
+    @classmethod
+    @abc.abstractmethod
+    def fit(cls, metric: Metric, codes: Float[Tensor, "n d"]) -> Self:
+        """Builds the graph over the region that the codes occupy."""
+
+    def distances(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+        """Lengths of the shortest paths in the graph, measured in sub-steps: upper bounds of the distances, to their resolution.
+
+        ``inf`` where no path exists (an end point decodes to NaN), NaN where an end point is not finite.
+        """
+        start, stop = self._check(a), self._check(b)
+        total = start.new_full(start.shape[:1], torch.nan)
+        for pairs, routes in self._routes(start, stop):
+            total[pairs] = torch.from_numpy(routes.total).to(total)
+        return total.reshape(a.shape[:-1])
+
+    def paths(
+        self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"], num_points: int
+    ) -> Float[Tensor, "*batch n d"]:
+        """Shortest paths in the graph, from exactly a to exactly b, in `num_points` points.
+
+        The points are equally spaced in arc length, nine parts Riemannian and one part Euclidean, so that no two coincide
+        where the metric vanishes. A straight line where no path exists.
+        """
+        start, stop = self._check(a), self._check(b)
+        w = torch.linspace(0, 1, num_points, dtype=a.dtype, device=a.device)[:, None]
+        result = torch.lerp(start[:, None], stop[:, None], w)
+        for pairs, routes in self._routes(start, stop):
+            found = np.isfinite(routes.total)
+            chosen = pairs[found]
+            corners, steps = routes.trace(found, self.nodes, start[chosen], stop[chosen])
+            result[chosen, 1:-1] = _resample(corners, steps, num_points)[:, 1:-1]
+        result[:, -1] = stop
+        return result.reshape(*a.shape[:-1], num_points, a.shape[-1])
+
+    def save(self, file: str | PathLike[str]) -> None:
+        """Writes the graph to a NumPy ``.npz`` file. The metric is not part of it: `Graph.load` is given one."""
+        upper = sparse.triu(self.weights).tocoo()
+        probe = np.stack([upper.row, upper.col])[:, np.linspace(0, upper.nnz - 1, 16).astype(int)]
+        with open(file, "wb") as stream:
+            np.savez(
+                stream,
+                kind=type(self).__name__,
+                nodes=self.nodes.cpu().numpy(),
+                row=upper.row.astype(np.int32),
+                column=upper.col.astype(np.int32),
+                weight=upper.data,
+                spacing=self.spacing,
+                num_links=self.num_links,
+                probe=probe,
+                probe_ds2=_probe(self.metric, self.nodes, probe),
+            )
+
+    @staticmethod
+    def load(metric: Metric, file: str | PathLike[str], *, device: torch.device | str = "cpu") -> Graph:
+        """Reads a saved graph, and warns if the metric measures some of its edges differently than the one it was built with."""
+        with np.load(file, allow_pickle=False) as stored:
+            kinds = {cls.__name__: cls for cls in Graph.__subclasses__()}
+            nodes = torch.from_numpy(stored["nodes"]).to(device)
+            weights = symmetric(stored["row"], stored["column"], stored["weight"], len(nodes))
+            graph = kinds[str(stored["kind"])](
+                metric, nodes, weights, float(stored["spacing"]), int(stored["num_links"])
+            )
+            _check_probe(graph, stored["probe"], stored["probe_ds2"], file)
+        return graph
+
+    def _check(self, z: Tensor) -> Tensor:
+        if z.shape[-1] != self.nodes.shape[1]:
+            raise ValueError(
+                f"The graph lies in {self.nodes.shape[1]} dimensions and an end point in {z.shape[-1]}. Fit the graph on "
+                "codes of the same model."
+            )
+        if z.device != self.nodes.device:
+            raise ValueError(
+                f"The graph is on {self.nodes.device} and the end points on {z.device}. Fit or load it there, or move them."
+            )
+        return z.detach().reshape(-1, z.shape[-1])
+
+    @functools.cached_property
+    def _reachable(self) -> tuple[KDTree, np.ndarray]:
+        """The nodes that have edges, to be searched by position, and their numbers."""
+        linked = np.unique(self.weights.nonzero()[0])
+        if not len(linked):
+            raise ValueError("No edge of the graph could be measured: the decoder returns NaN at all of its nodes.")
+        return KDTree(self.nodes.cpu().double().numpy()[linked]), linked
+
+    def _routes(self, a: Tensor, b: Tensor) -> Iterator[tuple[np.ndarray, Routes]]:
+        """Shortest routes, for a few of the pairs with finite ends at a time."""
+        finite = (a.isfinite() & b.isfinite()).all(-1).cpu().numpy().nonzero()[0]
+        if not len(finite):
+            return
+        ends, which = torch.cat([a[finite], b[finite]]).unique(dim=0, return_inverse=True)
+        links = self._link(ends)
+        source, target = which.cpu().numpy().reshape(2, -1)
+        direct = self._direct(ends, source, target)
+        for few in batches(source):
+            yield finite[few], Routes.search(self.weights, links, source[few], target[few], direct[few])
+
+    def _link(self, ends: Tensor) -> Links:
+        """Joins end points to their nearest nodes."""
+        tree, linked = self._reachable
+        _, near = nearest(tree, ends.cpu().double().numpy(), min(self.num_links, len(linked)))
+        nodes = linked[near]
+        begin = ends[:, None].expand(-1, nodes.shape[1], -1)
+        lengths = edge_lengths(self.metric, begin, self.nodes.to(ends)[nodes], self.spacing)
+        return Links(nodes, np.nan_to_num(lengths, nan=np.inf))
+
+    def _direct(self, ends: Tensor, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Lengths of the straight lines between end points a few nodes apart, where the detour to the nodes counts; else inf."""
+        length = np.full(len(source), np.inf)
+        apart = (ends[target] - ends[source]).norm(dim=-1).cpu().numpy()
+        near = np.flatnonzero(apart <= _DIRECT_STEPS * self.spacing)
+        measured = edge_lengths(self.metric, ends[source[near]], ends[target[near]], self.spacing)
+        length[near] = np.nan_to_num(measured, nan=np.inf)
+        return length
+
+
+def check_codes(codes: Tensor) -> Tensor:
+    """Codes a graph can be fitted to."""
+    if codes.ndim != 2 or len(codes) < 2 or not codes.isfinite().all():
+        raise ValueError(
+            f"A graph is fitted to at least two finite codes of shape (n, d); got {tuple(codes.shape)}"
+            f"{'' if codes.isfinite().all() else ', some of them NaN or infinite'}."
+        )
+    return codes
+
+
+def nearest(tree: KDTree, positions: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Distances to the k nearest neighbours in a tree, and their numbers, each of shape ``(len(positions), k)``."""
+    distance, number = tree.query(positions, k=k)
+    return np.reshape(distance, (-1, k)), np.reshape(number, (-1, k))
+
+
+def symmetric(row: np.ndarray, column: np.ndarray, weight: np.ndarray, n: int) -> sparse.csr_array:
+    """The symmetric sparse matrix of edges that are given once each."""
+    ends = np.concatenate([row, column]), np.concatenate([column, row])
+    both = sparse.coo_array((np.concatenate([weight, weight]), ends), shape=(n, n)).tocsr()
+    both.sort_indices()
+    return both
+
+
+def edge_lengths(metric: Metric, a: Tensor, b: Tensor, spacing: float) -> np.ndarray:
+    """Lengths of straight pieces, summed over sub-steps no longer than `spacing` (32 at most); NaN where decoding fails."""
+    begin, end = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
+    needed = ((end - begin).norm(dim=-1) / spacing).log2().ceil().clamp(0, np.log2(_MAX_SUBSTEPS))
+    lengths = begin.new_zeros(len(begin))
+    with unvalidated(), torch.no_grad():
+        for power in needed.unique().tolist():
+            chosen = needed == power
+            w = torch.linspace(0, 1, int(2**power) + 1, dtype=begin.dtype, device=begin.device)[:, None]
+            pieces = torch.lerp(begin[chosen][:, None], end[chosen][:, None], w)
+            lengths[chosen] = safe_sqrt(squared_steps(metric, pieces)[0]).sum(-1)
+    return lengths.reshape(a.shape[:-1]).cpu().double().numpy()
+
+
+def break_ties(lengths: np.ndarray, euclidean: np.ndarray) -> np.ndarray:
+    """Adds a millionth of the Euclidean length, in units of the typical Riemannian one."""
+    typical = np.median(lengths / euclidean) if len(lengths) else 0
+    return lengths + _TIE_BREAK * (typical or 1) * euclidean
+
+
+def _resample(corners: Tensor, steps: Tensor, n: int) -> Tensor:
+    """Points equally spaced in a mixture of the Riemannian lengths ``steps`` and the Euclidean lengths."""
+    euclidean = (corners[:, 1:] - corners[:, :-1]).norm(dim=-1)
+    mixed = (1 - _EUCLIDEAN_SHARE) * _shares(steps) + _EUCLIDEAN_SHARE * _shares(euclidean)
+    return Polyline(corners)(equal_spacing(mixed, n))
+
+
+def _shares(steps: Tensor) -> Tensor:
+    total = steps.sum(-1, keepdim=True)
+    return torch.where(total > 0, steps / total, 0)
+
+
+def _probe(metric: Metric, nodes: Tensor, pairs: np.ndarray) -> np.ndarray:
+    """Squared steps over a few edges, by which a metric is recognised."""
+    with unvalidated(), torch.no_grad():
+        return metric.ds2(nodes[pairs[0]], nodes[pairs[1]]).cpu().numpy()
+
+
+def _check_probe(graph: Graph, pairs: np.ndarray, expected: np.ndarray, file: object) -> None:
+    try:
+        measured = _probe(graph.metric, graph.nodes, pairs)
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(
+            f"The metric cannot measure the nodes of {file}, which lie in {graph.nodes.shape[1]} dimensions and are "
+            f"{graph.nodes.dtype}. Give it the metric the graph was fitted with. The decoder says: {error}"
+        ) from error
+    if not np.allclose(measured, expected, rtol=1e-2, equal_nan=True):
+        warnings.warn(
+            f"The metric measures the edges of {file} differently than the one the graph was fitted with, so its paths are "
+            "no longer shortest. Fit it again with this metric.",
+            stacklevel=3,
+        )

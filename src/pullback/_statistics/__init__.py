@@ -1,1 +1,0 @@
-"""Statistics on the latent manifold: means, clusters, principal directions, regression, densities."""

@@ -1,0 +1,188 @@
+"""Pictures of two-dimensional latent spaces. Importing this module imports matplotlib; nothing else in the core does.
+
+Every function takes the axes to draw on (``ax=None`` makes new ones) and returns what it drew, so that colours, labels and
+limits stay the caller's to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.cbook import normalize_kwargs
+from matplotlib.collections import PathCollection
+from matplotlib.colorbar import Colorbar
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from pullback._curves.curve import Curve
+from pullback._decoders.contract import decode
+from pullback._metrics.base import Metric
+from pullback.plot._geometry import ClusterPlot, clusters, density, exponential_grid, fan, indicatrices
+from pullback.plot._raster import Bounds, evaluate, extent, grid
+
+Background = str | Callable[[Tensor], Tensor]
+
+__all__ = [
+    "ClusterPlot",
+    "LatentPlot",
+    "clusters",
+    "density",
+    "exponential_grid",
+    "fan",
+    "indicatrices",
+    "latent",
+    "paths",
+]
+
+
+class LatentPlot(NamedTuple):
+    """What `latent` drew: the background, the codes (None without codes) and the colour bar (None if switched off)."""
+
+    image: AxesImage
+    codes: PathCollection | None
+    colorbar: Colorbar | None
+
+
+def latent(
+    metric: Metric,
+    codes: Tensor | None = None,
+    *,
+    background: Background = "log_volume",
+    bounds: Bounds | None = None,
+    resolution: int = 200,
+    clip: float = 0.01,
+    cmap: str = "viridis",
+    colorbar: bool = True,
+    ax: Axes | None = None,
+) -> LatentPlot:
+    r"""Draws a two-dimensional latent space: a background computed from the metric, and the codes on top of it.
+
+    **Arguments:**
+
+    - `metric`: any `pullback.Metric` on a two-dimensional latent space.
+    - `codes`: latent codes of shape ``(n, 2)`` to scatter.
+    - `background`: ``"log_volume"`` (:math:`\tfrac12 \log\det M`: bright where a small step changes the decoded
+      distribution much), ``"entropy"`` of the decoded distribution (summed over features), ``"support"`` (the squared distance
+      to the data of a `pullback.Extrapolated` decoder), or a function from codes ``(n, 2)`` to values ``(n,)``.
+    - `bounds`: ``(left, right, bottom, top)``; by default the codes' extent with a margin of a quarter of it.
+    - `resolution`: pixels along the longer side. Each pixel is one decoded code.
+    - `clip`: the share of pixels at each end of the colour scale that saturates, so that a few extreme values do not
+      flatten the rest. Pixels that are not finite (a singular metric has log-volume :math:`-\infty`) stay grey.
+    """
+    ax = ax or plt.subplots(layout="compressed")[1]
+    bounds = bounds or extent(codes)
+    like = codes if codes is not None else torch.zeros(0, 2, dtype=torch.float64)
+    values = evaluate(_background(metric, background), grid(bounds, resolution, like))
+    low, high = _limits(values, clip)
+    colors = plt.get_cmap(cmap).with_extremes(bad="0.8")
+    image = ax.imshow(values.numpy(), extent=bounds, origin="lower", cmap=colors, vmin=low, vmax=high, aspect="equal")
+    bar = None
+    if colorbar:
+        bar = ax.figure.colorbar(image, ax=ax, extend=_extend(values, low, high), pad=0.02)
+        bar.set_label(_label(background))
+    return LatentPlot(image, None if codes is None else _scatter(codes, ax), bar)
+
+
+def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style: Any) -> list[Line2D]:
+    """Draws curves in a two-dimensional latent space, one line each. Geodesics that leave the support of the data are dashed.
+
+    **Arguments:**
+
+    - `curves`: points of shape ``(*batch, n, 2)``; or a `pullback.Geodesic` or a `pullback.Curve`, which is drawn through
+      `num_points` of its points.
+    - `style`: passed to `matplotlib.axes.Axes.plot`.
+    """
+    ax = ax or plt.subplots(layout="compressed")[1]
+    points = _points(curves, num_points).detach().cpu()
+    if points.ndim < 2 or points.shape[-1] != 2:
+        raise ValueError(f"paths draws curves of shape (*batch, n, 2), not {tuple(points.shape)}; project them first.")
+    drawn = points.reshape(-1, *points.shape[-2:]).numpy()
+    dashes = ["--" if leaves else "-" for leaves in _leaves_support(curves, len(drawn))]
+    style = normalize_kwargs(style, Line2D)  # full names: a short one must replace the default, not join it
+    looks = ({"color": "white", "linewidth": 1.5, "linestyle": dash, **style} for dash in dashes)
+    return [line for xy, look in zip(drawn, looks, strict=True) for line in ax.plot(xy[:, 0], xy[:, 1], **look)]
+
+
+def _leaves_support(curves: Any, count: int) -> list[bool]:
+    leaves = getattr(curves, "leaves_support", None)
+    return [False] * count if leaves is None else leaves.flatten().tolist()
+
+
+def _points(curves: Any, num_points: int) -> Tensor:
+    curve = getattr(curves, "curve", curves)
+    if isinstance(curve, Curve):
+        return curve.resample(num_points)
+    if not isinstance(curve, Tensor):
+        raise TypeError(f"paths draws a tensor of points, a curve or a geodesic, not {type(curves).__name__}.")
+    return curve
+
+
+def _background(metric: Metric, background: Background) -> Callable[[Tensor], Tensor]:
+    if callable(background):
+        return background
+    known = {
+        "log_volume": lambda: metric.log_volume,
+        "entropy": lambda: _entropy(metric),
+        "support": lambda: _support(metric),
+    }
+    if background not in known:
+        raise ValueError(f"background must be a function or one of {sorted(known)}, not {background!r}.")
+    return known[background]()
+
+
+def _entropy(metric: Metric) -> Callable[[Tensor], Tensor]:
+    decoder = _decoder(metric, "entropy")
+    return lambda z: decode(decoder, z).entropy().reshape(len(z), -1).sum(-1)
+
+
+def _support(metric: Metric) -> Callable[[Tensor], Tensor]:
+    decoder = _decoder(metric, "support")
+    if not hasattr(decoder, "support"):
+        raise ValueError(
+            'background="support" needs a decoder that knows its data: wrap it, '
+            "pullback.Extrapolated(decoder, pullback.Support.fit(codes))."
+        )
+    return decoder.support.distance2
+
+
+def _decoder(metric: Metric, background: str) -> Callable[[Tensor], torch.distributions.Distribution]:
+    if not hasattr(metric, "decoder"):
+        raise ValueError(
+            f'background="{background}" needs a metric with a decoder; pass a function of the codes instead.'
+        )
+    return metric.decoder  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _limits(values: Tensor, clip: float) -> tuple[float | None, float | None]:
+    finite = values[values.isfinite()]
+    if not len(finite):
+        return None, None
+    low, high = finite.quantile(torch.tensor([clip, 1 - clip], dtype=finite.dtype)).tolist()
+    return low, high
+
+
+def _extend(values: Tensor, low: float | None, high: float | None) -> str:
+    finite = values[values.isfinite()]
+    if low is None or high is None:
+        return "neither"
+    below, above = bool((finite < low).any()), bool((finite > high).any())
+    return {(True, True): "both", (True, False): "min", (False, True): "max", (False, False): "neither"}[below, above]
+
+
+def _label(background: Background) -> str:
+    labels = {
+        "log_volume": r"$\frac{1}{2}\log\det M$",
+        "entropy": "entropy of $p(x|z)$",
+        "support": "squared distance to the data",
+    }
+    return labels.get(background, "") if isinstance(background, str) else ""
+
+
+def _scatter(codes: Tensor, ax: Axes) -> PathCollection:
+    x, y = codes.detach().cpu().T.numpy()
+    return ax.scatter(x, y, s=6, color="white", edgecolors="black", linewidths=0.3, zorder=2)

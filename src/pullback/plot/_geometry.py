@@ -1,0 +1,226 @@
+"""Pictures of what a metric does: its unit circles, its geodesics from a point, densities and clusters on it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.cbook import normalize_kwargs
+from matplotlib.collections import PathCollection, PolyCollection
+from matplotlib.contour import QuadContourSet
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from pullback._geometry.exponential import exponential
+from pullback._metrics.base import Metric
+from pullback.plot._raster import Bounds, evaluate, extent, grid
+
+_TOLERANCE = 1e-6  # of the geodesics that are drawn
+_MASSES = (0.9, 0.7, 0.5, 0.3, 0.1)
+
+
+class ClusterPlot(NamedTuple):
+    """What `clusters` drew: the codes, and the centres (None without)."""
+
+    codes: PathCollection
+    centers: PathCollection | None
+
+
+def fan(
+    metric: Metric,
+    z: Tensor,
+    *,
+    length: float,
+    num_directions: int = 32,
+    num_points: int = 100,
+    ax: Axes | None = None,
+    **style: Any,
+) -> list[Line2D]:
+    r"""Draws the geodesics of a given length that leave a point in all directions, a line each.
+
+    The directions are evenly spread in the angles of the metric at that point. A geodesic that cannot be continued ends there.
+
+    **Arguments:**
+
+    - `metric`: any `pullback.Metric` on a two-dimensional latent space.
+    - `z`: the point, of shape ``(2,)``.
+    - `length`: of the geodesics, in the units of the metric.
+    - `style`: passed to `matplotlib.axes.Axes.plot`.
+    """
+    angle = 2 * torch.pi * torch.arange(num_directions, dtype=torch.float64) / num_directions
+    v = length * _orthonormal(metric, z, torch.stack([angle.cos(), angle.sin()], -1))
+    flow = exponential(metric, z, v, rtol=_TOLERANCE, atol=_TOLERANCE)
+    return _lines(flow(torch.linspace(0, 1, num_points).to(z)), ax, style)
+
+
+def exponential_grid(
+    metric: Metric,
+    z: Tensor,
+    *,
+    length: float,
+    num_lines: int = 11,
+    num_points: int = 61,
+    ax: Axes | None = None,
+    **style: Any,
+) -> list[Line2D]:
+    r"""Draws the image of a square grid of tangents under :math:`\mathrm{Exp}_z`: normal coordinates around a point, one line per grid line.
+
+    Where lines cross that do not in the grid, the exponential map folds: beyond its cut locus.
+
+    **Arguments:**
+
+    - `metric`, `z`, `style`: as for `fan`.
+    - `length`: half the side of the square, in the units of the metric.
+    - `num_lines`: grid lines each way.
+    - `num_points`: points of a line, one geodesic each.
+    """
+    across, along = (torch.linspace(-length, length, n, dtype=torch.float64) for n in (num_lines, num_points))
+    square = torch.stack(torch.meshgrid(across, along, indexing="ij"), -1)
+    v = _orthonormal(metric, z, torch.cat([square, square.flip(-1)]))
+    flow = exponential(metric, z, v, rtol=_TOLERANCE, atol=_TOLERANCE)
+    arrived = torch.where(flow.succeeded[..., None], flow.end, torch.nan)
+    return _lines(arrived, ax, {"linewidth": 0.8, **normalize_kwargs(style, Line2D)})
+
+
+def indicatrices(
+    metric: Metric,
+    points: Tensor | None = None,
+    *,
+    bounds: Bounds | None = None,
+    resolution: int = 12,
+    radius: float | None = None,
+    ax: Axes | None = None,
+    **style: Any,
+) -> PolyCollection:
+    r"""Draws the circles :math:`\{z + v : v^\top M(z)\, v = r^2\}` of the metric: short where a step changes much.
+
+    **Arguments:**
+
+    - `metric`: any `pullback.Metric` on a two-dimensional latent space.
+    - `points`: where, ``(n, 2)``; by default on a regular grid within `bounds`, with `resolution` points along its longer side.
+    - `radius`: r; by default so that half of the ellipses would fit into their cells of the grid.
+    - `style`: passed to `matplotlib.collections.PolyCollection`.
+    """
+    ax = ax or plt.subplots(layout="compressed")[1]
+    left, right, bottom, top = bounds or extent(points)
+    if points is None:
+        points = grid((left, right, bottom, top), resolution, torch.zeros(0, dtype=torch.float64)).reshape(-1, 2)
+    with torch.no_grad():
+        values, vectors = torch.linalg.eigh(metric.tensor(points))
+    axes = vectors / values.clamp_min(0).sqrt()[:, None]
+    if radius is None:
+        cell = max(right - left, top - bottom) / resolution
+        radius = 0.5 * cell / float(axes.norm(dim=1).amax(-1).median())
+    angle = torch.linspace(0, 2 * torch.pi, 49, dtype=torch.float64)
+    circle = torch.stack([angle.cos(), angle.sin()]).to(axes)
+    outlines = (points[..., None] + radius * axes @ circle).mT.cpu().numpy()
+    look = {"facecolors": "none", "edgecolors": "black", "linewidths": 0.8, **normalize_kwargs(style, PolyCollection)}
+    drawn = PolyCollection(list(outlines[np.isfinite(outlines).all((1, 2))]), **look)
+    ax.add_collection(drawn)
+    ax.set_aspect("equal")
+    ax.autoscale_view()
+    return drawn
+
+
+def density(
+    model: Any,
+    codes: Tensor | None = None,
+    *,
+    bounds: Bounds | None = None,
+    resolution: int = 60,
+    masses: tuple[float, ...] = _MASSES,
+    lebesgue: bool = True,
+    ax: Axes | None = None,
+    **style: Any,
+) -> QuadContourSet:
+    r"""Draws contours of a density: the smallest regions that hold given shares of its mass.
+
+    **Arguments:**
+
+    - `model`: a fitted estimator with `score_samples` on two-dimensional codes, such as `pullback.statistics.LAND`. If it has a `metric`, its
+      density is one with respect to the Riemannian volume, unless its `base_measure` says dz.
+    - `codes`, `bounds`: what to draw, as in `latent`; codes are not drawn.
+    - `resolution`: evaluations along the longer side. A `LAND` solves for a shortest path from each of its means at each.
+    - `masses`: shares of the mass within the picture, one contour each.
+    - `lebesgue`: whether to draw the density with respect to dz, which is what a cloud of samples looks like, rather than that
+      with respect to the volume. Where there is no metric they are the same.
+    - `style`: passed to `matplotlib.axes.Axes.contour`.
+    """
+    ax = ax or plt.subplots(layout="compressed")[1]
+    bounds = bounds or extent(codes)
+    z = grid(bounds, resolution, torch.zeros(0, dtype=torch.float64) if codes is None else codes)
+    logp = evaluate(lambda z: torch.as_tensor(model.score_samples(z)), z).clamp_min(-700)
+    metric = getattr(model, "metric", None)
+    volume = torch.zeros_like(logp) if metric is None else evaluate(metric.log_volume, z).clamp_min(-700)
+    logp = logp + volume if getattr(model, "base_measure", "volume") == "volume" else logp
+    height = logp if lebesgue else logp - volume
+    style = {"colors": "white", "linewidths": 1.2, "linestyles": "solid", **style}
+    x, y = z[0, :, 0].cpu().numpy(), z[:, 0, 1].cpu().numpy()
+    return ax.contour(x, y, height.numpy(), levels=_mass_levels(height, logp, masses), **style)
+
+
+def clusters(
+    codes: Tensor,
+    labels: Tensor,
+    centers: Tensor | None = None,
+    *,
+    cmap: str = "tab10",
+    ax: Axes | None = None,
+    **style: Any,
+) -> ClusterPlot:
+    """Draws codes ``(n, 2)`` in the colours of their clusters, and the centres ``(k, 2)`` as stars.
+
+    Cluster k has the k-th colour of the map, whatever other clusters occur. A negative label is noise, and grey. Further `style`
+    goes to `matplotlib.axes.Axes.scatter` for the codes.
+    """
+    extent(codes)  # complains about codes that are not (n, 2)
+    ax = ax or plt.subplots(layout="compressed")[1]
+    numbers = torch.as_tensor(labels).cpu().numpy()
+    if numbers.shape != (len(codes),):
+        raise ValueError(f"{len(codes)} codes have labels of shape {numbers.shape}; give one label a code.")
+    x, y = codes.detach().cpu().T.numpy()
+    look = {"s": 8, "linewidths": 0, "zorder": 2, **style}
+    points = ax.scatter(x, y, color=_colors(numbers, cmap), **look)
+    ax.set_aspect("equal")
+    if centers is None:
+        return ClusterPlot(points, None)
+    x, y = torch.as_tensor(centers).detach().cpu().T.numpy()
+    color = _colors(np.arange(len(x)), cmap)
+    return ClusterPlot(points, ax.scatter(x, y, s=160, marker="*", color=color, edgecolors="black", zorder=3))
+
+
+def _colors(labels: np.ndarray, cmap: str) -> np.ndarray:
+    table = plt.get_cmap(cmap)
+    colors = np.asarray(table(labels.clip(0).astype(int) % table.N))
+    colors[labels < 0] = (0.6, 0.6, 0.6, 1.0)
+    return colors
+
+
+def _mass_levels(height: Tensor, log_mass: Tensor, masses: tuple[float, ...]) -> list[float]:
+    """Heights above which the given shares of the mass lie, increasing."""
+    order = height.flatten().argsort(descending=True)
+    share = log_mass.flatten()[order].softmax(0).cumsum(0)
+    index = torch.searchsorted(share, torch.tensor(sorted(masses, reverse=True)).to(share)).clamp_max(len(order) - 1)
+    return sorted(set(height.flatten()[order][index].tolist()))
+
+
+def _orthonormal(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
+    """Tangents at z with the given components ``(*batch, 2)`` in an orthonormal frame."""
+    if z.shape != (2,):
+        raise ValueError(f"The centre is one code of two dimensions, shape (2,); got {tuple(z.shape)}.")
+    with torch.no_grad():
+        values, vectors = torch.linalg.eigh(metric.tensor(z))
+    if not values[0] > 0:
+        raise ValueError("The metric is singular at the centre, so there is no direction of unit length; move it.")
+    return v.to(z) @ (vectors / values.sqrt() @ vectors.mT)
+
+
+def _lines(points: Tensor, ax: Axes | None, style: dict[str, Any]) -> list[Line2D]:
+    ax = ax or plt.subplots(layout="compressed")[1]
+    look = {"color": "black", "linewidth": 1.0, **normalize_kwargs(style, Line2D)}
+    drawn = [line for xy in points.detach().cpu().numpy() for line in ax.plot(xy[:, 0], xy[:, 1], **look)]
+    ax.set_aspect("equal")
+    return drawn

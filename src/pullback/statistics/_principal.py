@@ -1,0 +1,129 @@
+r"""Principal geodesics: the directions from the mean in which the data vary most.
+
+Principal component analysis asks for a mean and an inner product. Here the mean is the Fréchet mean μ, the data are seen from it
+through their logarithms, and the inner product of these tangents is the metric's own, :math:`\langle u, v\rangle = u^\top M(\mu)\, v`. A
+component is a tangent :math:`u_k` at the mean; the geodesic :math:`t \mapsto \mathrm{Exp}_\mu(t\,u_k)` is what it stands for (Fletcher et al.
+2004, in the linearised form, which is also called tangent PCA).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import Tags
+from torch import Tensor
+
+from pullback._geometry.exponential import expmap
+from pullback._metrics.base import Metric
+from pullback._solvers.base import Solver
+from pullback._starts.graph import Graph
+from pullback.statistics._estimator import Estimator, like
+from pullback.statistics._frechet import frechet_mean
+from pullback.statistics._paths import Flat, logs
+
+
+class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
+    r"""Principal component analysis of the logarithms at the Fréchet mean, in the metric's inner product.
+
+    `transform` gives the coordinates :math:`\langle \mathrm{Log}_\mu(z), u_k \rangle_{M(\mu)}` of codes and `inverse_transform` the codes
+    :math:`\mathrm{Exp}_\mu(\sum_k s_k u_k)`. Distances from the mean are kept: with all components, \|s\| is :math:`d(\mu, z)`. In flat space it is
+    `sklearn.decomposition.PCA`.
+
+    **Arguments:**
+
+    - `metric`: the geometry; None for flat space.
+    - `n_components`: how many; by default as many as the latent space has dimensions (or codes there are).
+    - `tol`: accuracy of the mean and of logarithms, as in `pullback.statistics.frechet_mean`.
+    - `graph`: where the search for shortest paths starts, as `init` in `pullback.geodesic`.
+    - `solver`: of shortest paths.
+
+    **Attributes:** `mean_` ``(d,)``, `components_` ``(n_components, d)``, of unit length and orthogonal in M(μ), `explained_variance_`,
+    `explained_variance_ratio_`, `singular_values_` as in scikit-learn, `covectors_` = `components_` M(μ), and `n_components_`.
+    """
+
+    def __init__(
+        self,
+        metric: Metric | None = None,
+        n_components: int | None = None,
+        *,
+        tol: float = 1e-6,
+        graph: Graph | None = None,
+        solver: Solver | None = None,
+    ):
+        self.metric = metric
+        self.n_components = n_components
+        self.tol = tol
+        self.graph = graph
+        self.solver = solver
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Finds the mean and the principal directions of codes ``(n, d)``."""
+        codes = self._codes(X, reset=True, ensure_min_samples=2)
+        num = self._num_components(codes)
+        found = frechet_mean(self._metric(), codes, solver=self.solver, init=self.graph, rtol=self.tol)
+        if not torch.isfinite(found.logarithms).all():
+            raise RuntimeError(f"Not every code has a logarithm at the mean: {found.status}.")
+        root, inverse = _roots(self._metric().tensor(found.mean))
+        values, directions = _principal(found.logarithms @ root)
+        self.mean_ = like(found.mean, X)
+        self.components_ = like(directions[:num] @ inverse, X)
+        self.covectors_ = like(directions[:num] @ root, X)
+        variance = values**2 / (len(codes) - 1)
+        self.explained_variance_ = like(variance[:num], X)
+        total = variance.sum().clamp_min(torch.finfo(variance.dtype).tiny)
+        self.explained_variance_ratio_ = like(variance[:num] / total, X)
+        self.singular_values_ = like(values[:num], X)
+        self.n_components_ = num
+        return self
+
+    def transform(self, X: Any) -> Any:
+        """The coordinates ``(n, n_components)`` of codes along the components; NaN for codes that no path reaches."""
+        codes = self._codes(X)
+        mean = torch.as_tensor(self.mean_).to(codes).expand_as(codes)
+        found = logs(self._metric(), mean, codes, solver=self.solver, init=self.graph, rtol=self.tol)
+        return like(found.velocity @ torch.as_tensor(self.covectors_).to(codes).mT, X)
+
+    def inverse_transform(self, X: Any) -> Any:
+        """The codes ``(n, d)`` with the given coordinates ``(n, n_components)``: where geodesics from the mean arrive."""
+        scores = torch.as_tensor(X)
+        v = scores @ torch.as_tensor(self.components_).to(scores)
+        mean = torch.as_tensor(self.mean_).to(scores).expand_as(v)
+        flat = isinstance(self._metric(), Flat)
+        return like(mean + v if flat else expmap(self._metric(), mean, v), X)
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_components_
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        if tags.transformer_tags is not None:
+            tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    def _num_components(self, codes: Tensor) -> int:
+        most = min(codes.shape)
+        num = most if self.n_components is None else self.n_components
+        if not 1 <= num <= most:
+            raise ValueError(
+                f"n_components={num} must be between 1 and {most}, the smaller of the number of codes and of dimensions."
+            )
+        return num
+
+
+def _roots(M: Tensor) -> tuple[Tensor, Tensor]:
+    """The symmetric square root of a tensor and its pseudo-inverse."""
+    values, vectors = torch.linalg.eigh(M)
+    known = values > 1e-10 * values.amax()
+    root = torch.where(known, values, 0).sqrt()
+    inverse = torch.where(known, 1 / root.clamp_min(torch.finfo(root.dtype).tiny), 0)
+    return (vectors * root) @ vectors.mT, (vectors * inverse) @ vectors.mT
+
+
+def _principal(tangents: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values and right vectors of centred tangents, each with its largest entry positive."""
+    _, values, directions = torch.linalg.svd(tangents - tangents.mean(0), full_matrices=False)
+    largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
+    return values, directions * torch.where(largest < 0, -1, 1)

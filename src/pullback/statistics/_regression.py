@@ -1,0 +1,220 @@
+r"""Geodesic regression: the geodesic that runs closest to codes, as a function of known numbers.
+
+Codes :math:`z_i` were observed at covariates :math:`x_i`. The model is the straight line of a curved space,
+
+.. math:: \hat z(x) = \mathrm{Exp}_p\Bigl(\sum_k (x_k - \bar x_k)\, v_k\Bigr), \qquad (p, v) = \arg\min \sum_i d^2\bigl(z_i, \hat z(x_i)\bigr)
+
+(Fletcher 2011; with several covariates Kim et al. 2014). The residual of a code is its logarithm at the prediction, and the
+derivative of the prediction in (p, v) comes from neighbouring geodesics. Gauss-Newton on these needs a few steps, and one in flat space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import RegressorMixin
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_consistent_length
+from torch import Tensor
+
+from pullback._decoders.contract import unvalidated
+from pullback._geometry.exponential import exponential
+from pullback._metrics.base import Metric
+from pullback._solvers.base import Solver
+from pullback._starts.graph import Graph
+from pullback.statistics._estimator import Estimator, like, owned
+from pullback.statistics._frechet import frechet_mean
+from pullback.statistics._paths import Flat, logs
+
+_NUDGE = 1e-4  # distance of neighbouring geodesics, relative to the spread of the codes
+_HALVINGS = 10
+
+
+class GeodesicRegression(RegressorMixin, Estimator):
+    r"""Least squares on a manifold: the geodesic closest to codes that depend on numbers such as time.
+
+    As in scikit-learn ``X`` holds what is known and ``y`` what is predicted: `fit` takes covariates ``(n, p)`` (time: ``t[:, None]``) and
+    codes ``(n, d)``. In flat space it is `sklearn.linear_model.LinearRegression`.
+
+    **Arguments:**
+
+    - `metric`: the geometry of the codes; None for flat space.
+    - `tol`: relative decrease of the sum of squares at which the fit stops.
+    - `max_iter`: Gauss-Newton steps.
+    - `graph`: where the search for shortest paths starts, as `init` in `pullback.geodesic`.
+    - `solver`: of shortest paths.
+
+    **Attributes:** `origin_` ``(p,)``, the mean of the covariates; `intercept_` ``(d,)``, the prediction there; `coef_` ``(d, p)``, the velocity
+    for each covariate (without the dimension d for targets ``(n,)``); `sum_of_squares_`; `n_iter_`; `converged_`.
+    """
+
+    def __init__(
+        self,
+        metric: Metric | None = None,
+        *,
+        tol: float = 1e-8,
+        max_iter: int = 30,
+        graph: Graph | None = None,
+        solver: Solver | None = None,
+    ):
+        self.metric = metric
+        self.tol = tol
+        self.max_iter = max_iter
+        self.graph = graph
+        self.solver = solver
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fits the geodesic to codes ``y``, ``(n, d)`` (or ``(n,)`` in one dimension), observed at covariates ``X``, ``(n, p)``."""
+        if y is None:
+            raise ValueError(
+                "GeodesicRegression requires y to be passed, but the target y is None: fit(t[:, None], codes)."
+            )
+        x, targets = self._codes(X, reset=True, ensure_min_samples=2), _targets(y)
+        check_consistent_length(x, targets)
+        codes = _columns(targets)
+        x = x.to(codes)
+        self.origin_ = like(x.mean(0), X)
+        found = self._minimise(x - x.mean(0), codes)
+        intercept, velocities = found.parameters[0], found.parameters[1:].mT
+        one = targets.ndim == 1
+        self.intercept_, self.coef_ = (like(part[0] if one else part, y) for part in (intercept, velocities))
+        self.sum_of_squares_ = found.total.item()
+        self.n_iter_, self.converged_ = found.num_steps, found.converged
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """The points ``(n, d)`` of the fitted geodesic at covariates ``(n, p)``."""
+        x = self._codes(X)
+        intercept, velocities = (torch.as_tensor(part).to(x) for part in (self.intercept_, self.coef_))
+        parameters = torch.cat([intercept.reshape(1, -1), velocities.reshape(-1, x.shape[1]).mT])
+        predicted = _predict(self._metric(), parameters, x - torch.as_tensor(self.origin_).to(x))
+        return like(predicted if intercept.ndim else predicted[:, 0], X)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        r"""The share of the variance that is explained, :math:`R^2 = 1 - \sum_i d^2(z_i, \hat z_i) / \sum_i d^2(z_i, \mu)` (Fletcher 2011)."""
+        codes = _columns(_targets(y))
+        predicted = torch.as_tensor(self.predict(X)).to(codes).reshape(codes.shape)
+        share = torch.ones_like(codes[:, 0]) if sample_weight is None else owned(sample_weight).to(codes)
+        options = {"solver": self.solver, "init": self.graph}
+        found = logs(self._metric(), predicted, codes, rtol=1e-6, **options)
+        mean = frechet_mean(self._metric(), codes, share, rtol=1e-6, **options)
+        return 1 - (share @ found.distance**2 / share.sum() / mean.variance).item()
+
+    def _minimise(self, x: Tensor, codes: Tensor) -> _Fit:
+        mean = frechet_mean(self._metric(), codes, solver=self.solver, init=self.graph, rtol=1e-3)
+        first = torch.cat([mean.mean[None], torch.linalg.pinv(x) @ mean.logarithms.nan_to_num()])
+        floor = self.tol * len(codes) * mean.variance  # where the codes lie on a geodesic there is nothing to decrease
+        return _gauss_newton(self._state(x, codes), first, self.tol, floor, self.max_iter)
+
+    def _state(self, x: Tensor, codes: Tensor) -> Callable[[Tensor], _Fit]:
+        metric, nudge = (
+            self._metric(),
+            _NUDGE * (codes - codes.mean(0)).square().sum(-1).mean().sqrt().clamp_min(1e-300),
+        )
+
+        def state(parameters: Tensor) -> _Fit:
+            predicted = _predict(metric, parameters, x)
+            found = logs(metric, predicted, codes, solver=self.solver, init=self.graph, rtol=1e-6)
+            if not torch.isfinite(found.velocity).all():
+                return _Fit.failed(parameters)
+            with torch.no_grad(), unvalidated():
+                M = metric.tensor(predicted)
+            slopes = _slopes(metric, parameters, x, nudge)
+            weighted = slopes @ M
+            hessian = torch.einsum("nai,nbi->ab", weighted, slopes)
+            gradient = torch.einsum("nai,ni->a", weighted, found.velocity)
+            return _Fit(parameters, found.distance.square().sum(), hessian, gradient)
+
+        return state
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.target_tags.multi_output = True
+        return tags
+
+
+@dataclass
+class _Fit:
+    """Parameters ``(1 + p, d)``, the sum of squares, and its Gauss-Newton expansion; how the search for them went."""
+
+    parameters: Tensor
+    total: Tensor
+    hessian: Tensor
+    gradient: Tensor
+    num_steps: int = 0
+    converged: bool = False
+
+    @classmethod
+    def failed(cls, parameters: Tensor) -> _Fit:
+        size = parameters.numel()
+        nothing = parameters.new_zeros(size)
+        return cls(parameters, torch.full_like(nothing[0], torch.inf), torch.outer(nothing, nothing), nothing)
+
+
+def _gauss_newton(state: Callable[[Tensor], _Fit], first: Tensor, tol: float, floor: Tensor, max_iter: int) -> _Fit:
+    here, length = state(first), 1.0
+    if not torch.isfinite(here.total):
+        raise RuntimeError(
+            "Some codes have no path from the first guess of the geodesic. Remove codes that are off the data, or pass graph=."
+        )
+    for num_steps in range(1, max_iter + 1):
+        step = (torch.linalg.pinv(here.hessian, rtol=1e-12, hermitian=True) @ here.gradient).reshape(first.shape)
+        predicted = step.flatten() @ here.gradient
+        there = state(here.parameters + length * step)
+        small = bool(predicted <= tol * (here.total + floor))
+        if there.total <= here.total:
+            here, length = there, 1.0
+        else:
+            length *= 0.5
+        here.num_steps, here.converged = num_steps, small
+        if small or length < 0.5**_HALVINGS:
+            break
+    return here
+
+
+def _predict(metric: Metric, parameters: Tensor, x: Tensor) -> Tensor:
+    """Where the geodesics from the intercept arrive; NaN for those that do not."""
+    return _arrivals(metric, parameters[0].expand(len(x), -1), x @ parameters[1:])
+
+
+def _arrivals(metric: Metric, start: Tensor, v: Tensor) -> Tensor:
+    if isinstance(metric, Flat):
+        return start + v
+    flow = exponential(metric, start, v)
+    return torch.where(flow.succeeded[..., None], flow.end, torch.nan)
+
+
+def _slopes(metric: Metric, parameters: Tensor, x: Tensor, nudge: Tensor) -> Tensor:
+    """Derivatives ``(n, (1 + p) d, d)`` of the predictions in the parameters, by central differences of geodesics."""
+    num, (rows, d) = len(x), parameters.shape
+    size = torch.ones(rows, 1).to(x)
+    size[1:, 0] = 1 / x.abs().amax(0).clamp_min(torch.finfo(x.dtype).tiny)
+    change = torch.diag_embed((nudge * size).expand(rows, d).flatten()).reshape(-1, rows, d)
+    trials = torch.cat([parameters + change, parameters - change])
+    start = trials[:, :1].expand(-1, num, -1)
+    v = x @ trials[:, 1:]
+    plus, minus = _arrivals(metric, start, v).chunk(2)
+    slopes = (plus - minus) / (2 * change.sum((1, 2)))[:, None, None]
+    return slopes.transpose(0, 1).nan_to_num()
+
+
+def _targets(y: Any) -> Tensor:
+    codes = y.detach() if isinstance(y, Tensor) else owned(_numeric(y))
+    codes = codes if codes.is_floating_point() else codes.double()
+    if not torch.isfinite(codes).all():
+        raise ValueError("The codes y contain NaN or infinity. Drop these rows of X and y.")
+    return codes
+
+
+def _columns(codes: Tensor) -> Tensor:
+    return codes[:, None] if codes.ndim == 1 else codes
+
+
+def _numeric(y: Any) -> np.ndarray:
+    array = np.asarray(y)
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)

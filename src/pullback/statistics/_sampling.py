@@ -1,0 +1,201 @@
+r"""Random codes: spread evenly over the latent manifold, and wandering on it.
+
+A metric comes with its own notion of "even": the Riemannian volume :math:`d\mathrm{Vol} = \sqrt{\det M(z)}\, dz`, under which
+regions hold as many samples as the decoder gives them distinct distributions. And it comes with its own noise: Brownian motion,
+the process whose generator is half the Laplace-Beltrami operator. In coordinates
+
+.. math:: dz^i = -\tfrac12 M^{jk} \Gamma^i_{jk}\, dt + \bigl(M^{-1/2} dW\bigr)^i,
+
+and the drift is what a geodesic adds to its straight line: with :math:`a(z, v) = -\Gamma(z)[v, v]` the acceleration of the geodesic
+with velocity v, the step :math:`z \to z + \xi + \tfrac12 a(z, \xi)`, :math:`\xi \sim N(0, M^{-1} dt)`, has the right mean and
+covariance to first order in dt. It is the second-order part of :math:`\mathrm{Exp}_z(\xi)`, and no Christoffel tensor is formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pullback._decoders.contract import unvalidated
+from pullback._decoders.support import Support
+from pullback._geometry.exponential import expmap
+from pullback._metrics.base import Metric
+from pullback._metrics.connection import acceleration
+from pullback._typing import Float
+
+_CHUNK = 4096
+_MIN_ACCEPTANCE = 1e-4
+_SCALES = (0.01, 1.0)  # of the steps of a chain, as shares of the region's width: some of them suit any region
+
+Box = Tensor  # (2, d): lower and upper corner
+Inside = Callable[[Tensor], Tensor]
+
+
+def sample_uniform(
+    metric: Metric,
+    n: int,
+    *,
+    bounds: Float[Tensor, "2 d"] | None = None,
+    support: Support | None = None,
+    num_steps: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "n d"]:
+    r"""Codes that are uniform with respect to the Riemannian volume: density :math:`\propto \sqrt{\det M(z)}` on a bounded region.
+
+    By rejection, the samples are independent and exact up to one thing: the largest density is that of all proposals seen, which
+    keeps rising (earlier samples are thinned accordingly). In more than a few dimensions rejection hardly ever accepts; there
+    `num_steps` gives ``n`` independent Metropolis chains instead, one sample each, that forget their start with their length.
+
+    Args:
+        metric: its volume is sampled.
+        n: how many.
+        bounds: lower and upper corner of the region, shape ``(2, d)``.
+        support: the region is the support of the data, or its part within `bounds`.
+        num_steps: None for rejection; otherwise the number of steps of each chain, a hundred or more.
+        generator: source of the random numbers.
+    """
+    box, inside = _region(bounds, support)
+
+    def log_density(z: Tensor) -> Tensor:
+        return torch.where(inside(z), _log_volume(metric, z), -torch.inf)
+
+    with torch.no_grad():
+        if num_steps is None:
+            return _rejected(log_density, n, box, generator)
+        start = _uniform(box, n, generator) if support is None else _at_centers(support, n, inside, generator)
+        return _chains(log_density, start, box, num_steps, generator)
+
+
+def brownian_motion(
+    metric: Metric,
+    z: Float[Tensor, "*batch d"],
+    *,
+    time: float,
+    num_steps: int = 100,
+    exponential: bool = False,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "*batch n d"]:
+    r"""Paths of Brownian motion from ``z``: the diffusion with generator :math:`\tfrac12 \Delta_M`, at num_steps + 1 equal times.
+
+    On a flat space the mean squared displacement is :math:`d\,t`; on a compact one the law tends to that of `sample_uniform`.
+    Each step is a Gaussian tangent :math:`\xi \sim N(0, M^{-1}\, dt)` followed along its geodesic, either to second order or, with
+    ``exponential=True``, all the way: the geodesic random walk (Jørgensen 1975; for approximate steps Schwarz et al. 2023,
+    *Efficient random walks on Riemannian manifolds*). Both converge with order one in dt in law. The exact steps cost some ten times
+    as much, and stay on the manifold where the others, if too long, overshoot: at sharp walls around the data.
+
+    Args:
+        metric: the geometry; its tensor must be regular.
+        z: where the paths start, ``(*batch, d)``.
+        time: how long they run.
+        num_steps: in how many steps.
+        exponential: whether steps are exact geodesics.
+        generator: source of the random numbers.
+    """
+    if time < 0 or num_steps < 1:
+        raise ValueError(
+            f"time is {time} and num_steps {num_steps}; give a time of at least 0 and a step count of at least 1."
+        )
+    dt, path = time / num_steps, [z.detach()]
+    with torch.no_grad(), unvalidated():
+        for _ in range(num_steps):
+            z = path[-1]
+            xi = dt**0.5 * _white(metric, z, generator)
+            path.append(expmap(metric, z, xi, rtol=1e-8, atol=1e-8) if exponential else _bent(metric, z, xi))
+    return torch.stack(path, -2)
+
+
+def _bent(metric: Metric, z: Tensor, xi: Tensor) -> Tensor:
+    """The geodesic step to second order."""
+    flat = zip(*(x.reshape(-1, z.shape[-1]).split(_CHUNK) for x in (z, xi)), strict=True)
+    return torch.cat([a + v + 0.5 * acceleration(metric, a, v) for a, v in flat]).reshape(z.shape)
+
+
+def _white(metric: Metric, z: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Tangents at z of covariance M⁻¹."""
+    factor, info = torch.linalg.cholesky_ex(metric.tensor(z))
+    if (info != 0).any() or not factor.isfinite().all():
+        bad = (info != 0) | ~factor.isfinite().all(-1).all(-1)
+        raise RuntimeError(
+            f"The metric is singular or not finite at {int(bad.sum())} of {bad.numel()} codes, so Brownian motion has infinite speed there. "
+            "Start where the decoder is defined, take more steps or exponential=True, and drop latent dimensions the decoder ignores."
+        )
+    noise = torch.randn(z.shape, dtype=z.dtype, device=z.device, generator=generator)
+    return torch.linalg.solve_triangular(factor.mT, noise[..., None], upper=True)[..., 0]
+
+
+def _region(bounds: Tensor | None, support: Support | None) -> tuple[Box, Inside]:
+    if bounds is None and support is None:
+        raise ValueError(
+            "The volume of an unbounded region is infinite: give bounds=torch.stack([low, high]) or support=pullback.Support.fit(codes)."
+        )
+    if bounds is not None and (bounds.ndim != 2 or len(bounds) != 2 or not (bounds[0] < bounds[1]).all()):
+        raise ValueError(f"bounds are two corners (2, d), the lower below the upper; got {bounds.tolist()}.")
+    box = _around(support) if support is not None else torch.as_tensor(bounds)
+    if bounds is not None:
+        box = torch.stack([torch.maximum(box[0], bounds[0]), torch.minimum(box[1], bounds[1])])
+
+    def inside(z: Tensor) -> Tensor:
+        within = ((z >= box[0]) & (z <= box[1])).all(-1)
+        return within if support is None else within & support.contains(z)
+
+    return box, inside
+
+
+def _around(support: Support) -> Box:
+    """A box that holds the whole support: the smooth minimum of k distances is at most h² log k below the least."""
+    reach = (support.border + support.scale**2 * torch.tensor(len(support.offsets)).log()).clamp_min(0).sqrt()
+    centers = support.centers
+    return torch.stack([centers.amin(0) - reach, centers.amax(0) + reach])
+
+
+def _log_volume(metric: Metric, z: Tensor) -> Tensor:
+    with unvalidated():
+        values = torch.cat([metric.log_volume(part) for part in z.split(_CHUNK)])
+    return values.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
+
+
+def _uniform(box: Box, n: int, generator: torch.Generator | None) -> Tensor:
+    u = torch.rand(n, box.shape[1], dtype=box.dtype, device=box.device, generator=generator)
+    return box[0] + (box[1] - box[0]) * u
+
+
+def _rejected(log_density: Inside, n: int, box: Box, generator: torch.Generator | None) -> Tensor:
+    kept, levels, peak, tried = box.new_empty(0, box.shape[1]), box.new_empty(0), -torch.inf, 0
+    while len(kept) < n:
+        z = _uniform(box, max(1024, n), generator)
+        u = torch.rand(len(z), dtype=box.dtype, device=box.device, generator=generator).log()
+        kept, levels = torch.cat([kept, z]), torch.cat([levels, log_density(z) - u])
+        peak, tried = max(peak, float((levels[-len(z) :] + u).max())), tried + len(z)
+        # a proposal stays if its density beats a uniform share of the peak; when the peak rises, fewer do
+        stays = levels > peak
+        kept, levels = kept[stays], levels[stays]
+        if tried * _MIN_ACCEPTANCE > 10 + len(kept):
+            raise RuntimeError(
+                f"Only {len(kept)} of {tried} proposals were accepted: the volume is concentrated on a small part of the box. "
+                "Use num_steps=500 for Markov chains, or narrow the bounds."
+            )
+    return kept[:n]
+
+
+def _at_centers(support: Support, n: int, inside: Inside, generator: torch.Generator | None) -> Tensor:
+    centers = support.centers[inside(support.centers)]
+    if not len(centers):
+        raise ValueError("No centre of the support lies within the bounds; widen them.")
+    return centers[torch.randint(len(centers), (n,), device=centers.device, generator=generator)]
+
+
+def _chains(log_density: Inside, z: Tensor, box: Box, num_steps: int, generator: torch.Generator | None) -> Tensor:
+    """Random-walk Metropolis; the steps' scales are drawn anew each time, whatever the state, so proposals are symmetric."""
+    low, high = (torch.tensor(s).log().item() for s in _SCALES)
+    level = log_density(z)
+    for _ in range(num_steps):
+        scale = (low + (high - low) * torch.rand(len(z), 1, dtype=z.dtype, device=z.device, generator=generator)).exp()
+        noise = torch.randn(z.shape, dtype=z.dtype, device=z.device, generator=generator)
+        proposal = z + scale * (box[1] - box[0]) / z.shape[1] ** 0.5 * noise
+        proposed = log_density(proposal)
+        u = torch.rand(len(z), dtype=z.dtype, device=z.device, generator=generator).log()
+        accept = (u < proposed - level) | (level == -torch.inf)
+        z, level = torch.where(accept[:, None], proposal, z), torch.where(accept, proposed, level)
+    return z
