@@ -1,0 +1,39 @@
+"""One word for randomness: `random_state`, as a source of random numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+RandomState = int | torch.Generator | np.random.RandomState | None
+
+# torch seeds its own workers with 63 bits.
+_SEEDS = 2**63 - 1
+
+
+def as_generator(random_state: RandomState, device: torch.device | str = "cpu") -> torch.Generator:
+    """A source of random numbers on `device`.
+
+    Args:
+        random_state: a seed; a generator, which is used as it is, or drawn from once if it lives on another device; NumPy's
+            `RandomState`, from which a seed is drawn; or None for a seed from torch's own state, so that
+            `torch.manual_seed` still decides.
+        device: where the numbers are needed.
+
+    Returns:
+        A generator. The caller's global random state moves only for None.
+
+    >>> torch.rand(2, generator=as_generator(0)).equal(torch.rand(2, generator=as_generator(0)))
+    True
+    """
+    device = torch.device(device)
+    if isinstance(random_state, torch.Generator) and random_state.device.type == device.type:
+        return random_state
+    if random_state is None or isinstance(random_state, torch.Generator):
+        where = "cpu" if random_state is None else random_state.device
+        seed = int(torch.randint(_SEEDS, (), generator=random_state, device=where))
+    elif isinstance(random_state, np.random.RandomState):
+        seed = int(random_state.randint(2**31))
+    else:
+        seed = int(random_state)
+    return torch.Generator(device).manual_seed(seed)
