@@ -380,7 +380,10 @@ def test_missing_divergences_say_what_to_do():
     p, q = StudentT(tensor(3.0), tensor(0.0), tensor(1.0)), StudentT(tensor(3.0), tensor(1.0), tensor(1.0))
     with pytest.raises(NotImplementedError, match=r"StudentT and StudentT.*register_kl.*MonteCarloKL"):
         pb.divergences.kl(p, q)
-    with pytest.raises(NotImplementedError, match=r"StudentT\. Use pullback\.divergences\.symmetrized_kl or pullback\.divergences\.MonteCarloKL"):
+    with pytest.raises(
+        NotImplementedError,
+        match=r"StudentT\. Use pullback\.divergences\.symmetrized_kl or pullback\.divergences\.MonteCarloKL",
+    ):
         pb.divergences.hellinger(p, q)
     with pytest.raises(NotImplementedError, match=r"closed form for Gaussians only, not for StudentT"):
         pb.divergences.wasserstein2(p, q)
