@@ -50,6 +50,11 @@ class Reweighted(nn.Module):
         smooth: bool = True,
     ):
         super().__init__()
+        if hasattr(decoder, "observed"):
+            raise TypeError(
+                f"Reweighted blends what is decoded, and would lose what {type(decoder).__name__} adds to it. Reweight first: "
+                f"{type(decoder).__name__}(Reweighted(decoder, support), ...)."
+            )
         self.decoder = decoder
         self.support = support
         self.target = target
