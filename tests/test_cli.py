@@ -11,7 +11,9 @@ from types import ModuleType
 
 import pytest
 
+import pullback
 from pullback import cli
+from pullback.cli import reproduce
 from pullback.experiments._report import Finding, Report
 
 
@@ -37,7 +39,7 @@ def quick(name: str) -> ModuleType:
 
 @pytest.fixture
 def _quick(monkeypatch):
-    monkeypatch.setattr(cli, "_module", quick)
+    monkeypatch.setattr(reproduce, "_module", quick)
 
 
 def numbers(file: Path) -> dict:
@@ -45,7 +47,7 @@ def numbers(file: Path) -> dict:
 
 
 @pytest.mark.usefixtures("_quick")
-@pytest.mark.parametrize("name", cli.NAMES)
+@pytest.mark.parametrize("name", reproduce.NAMES)
 def test_settings_are_options(name, tmp_path, capsys):
     cli.main(["reproduce", name, "--out", str(tmp_path), "--seed", "7", "--size", "5"])
     assert numbers(tmp_path / f"{name}.json") == {"seed": 7, "size": 5}
@@ -56,7 +58,7 @@ def test_settings_are_options(name, tmp_path, capsys):
 def test_all_runs_every_experiment_and_binds_the_page(tmp_path):
     cli.main(["reproduce", "all", "--out", str(tmp_path / "new"), "--seed", "3"])
     page = (tmp_path / "new" / "report.html").read_text()
-    for name in cli.NAMES:
+    for name in reproduce.NAMES:
         assert numbers(tmp_path / "new" / f"{name}.json") == {"seed": 3, "size": 3}
         assert f'id="{name}"' in page
 
@@ -74,9 +76,9 @@ def test_unknown_names_and_options_are_refused(tmp_path, capsys):
     assert "--size" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", cli.NAMES)
+@pytest.mark.parametrize("name", reproduce.NAMES)
 def test_every_experiment_keeps_the_protocol(name):
-    module = cli._module(name)
+    module = reproduce._module(name)
     assert dataclasses.is_dataclass(module.Settings)
     assert module.Settings.__dataclass_params__.frozen
     assert isinstance(module.PAPER, module.Settings)
@@ -84,10 +86,39 @@ def test_every_experiment_keeps_the_protocol(name):
     assert callable(module.run)
 
 
+def test_help_lists_the_commands_in_order(capsys):
+    for arguments, code in (["--help"], 0), ([], 2):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(arguments)
+        assert stop.value.code == code
+        text = "".join(capsys.readouterr())
+        places = [text.index(f"\n  {name} ") for name in cli.COMMANDS]
+        assert places == sorted(places)
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.split() == ["pullback", pullback.__version__]
+
+
+def test_an_unknown_command_is_refused_with_those_there_are(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["reproduces"])
+    assert all(name in capsys.readouterr().err for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([name, "--help"])
+    assert f"pullback {name}" in capsys.readouterr().out
+
+
 def test_help_lists_the_experiments():
     command = [sys.executable, "-m", "pullback", "reproduce", "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert all(name in text for name in (*cli.NAMES, "all", "--out", "--seed"))
+    assert all(name in text for name in (*reproduce.NAMES, "all", "--out", "--seed"))
 
 
 def test_help_of_an_experiment_lists_its_settings():

@@ -1,12 +1,11 @@
-"""The command line: ``pullback reproduce NAME`` runs an experiment of the paper, ``pullback reproduce all`` all of them.
+"""``pullback reproduce NAME`` runs an experiment of the paper, ``pullback reproduce all`` all of them.
 
-Every experiment is a module of `pullback.experiments` with ``Settings``, ``PAPER`` and ``run``. Its settings become its options. Only the module that was
-asked for is imported.
+Every experiment is a module of `pullback.experiments` with ``Settings``, ``PAPER`` and ``run``. Its settings become its options.
+Only the module that was asked for is imported.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -19,17 +18,14 @@ import tyro
 Name = Literal["gaussian", "toy", "mocap", "metric-error", "land", "movies", "curves", "complexity"]
 NAMES: tuple[Name, ...] = get_args(Name)
 
-app = tyro.extras.SubcommandApp()
 
-
-@app.command
 def reproduce(
     experiment: tyro.conf.Positional[Name | Literal["all"]], out: Path = Path("out"), seed: int | None = None
 ) -> None:
     """Runs an experiment of Arvanitidis et al. 2022 and writes its figures, its numbers and its trained weights.
 
-    Every experiment has further options: ``pullback reproduce toy --help`` lists them. The second run of an experiment finds its weights and does
-    not train again.
+    Every experiment has further options: ``pullback reproduce toy --help`` lists them. The second run of an experiment finds
+    its weights and does not train again.
 
     Args:
         experiment: the name of one, or all of them with a report in one page, report.html.
@@ -46,14 +42,13 @@ def reproduce(
         print(f"wrote {file}")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the ``pullback`` command."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["reproduce"] and len(arguments) > 1 and arguments[1] in NAMES:
-        name = arguments[1]
-        tyro.cli(_command(name), args=arguments[2:], prog=f"pullback reproduce {name}")
-        return
-    app.cli(prog="pullback", description="The Fisher-Rao geometry of latent spaces.", args=arguments)
+def main(arguments: Sequence[str]) -> None:
+    """Runs the command: with the options of one experiment if it is named first, else with those common to all."""
+    if arguments and arguments[0] in NAMES:
+        name = arguments[0]
+        tyro.cli(_command(name), args=arguments[1:], prog=f"pullback reproduce {name}")
+    else:
+        tyro.cli(reproduce, args=arguments, prog="pullback reproduce")
 
 
 def _module(name: str) -> ModuleType:

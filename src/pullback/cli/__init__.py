@@ -1,0 +1,47 @@
+"""The command line: ``pullback COMMAND ...``.
+
+Each command is a module of this package with a function ``main(arguments)``, which reads its own options. Only the module that
+was asked for is imported, so that ``pullback --help`` waits for none of them. To add a command, add its module here and a line
+to `COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from pullback import __version__
+
+# In the order of ``pullback --help``.
+COMMANDS = {
+    "reproduce": "run an experiment of the paper, or all of them",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the ``pullback`` command."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser()
+    if not arguments:
+        parser.print_help(sys.stderr)
+        raise SystemExit(2)
+    command = parser.parse_args(arguments[:1]).command
+    import_module(f"pullback.cli.{command}").main(arguments[1:])
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Of the first word; the rest belongs to the command."""
+    width = max(map(len, COMMANDS)) + 2
+    commands = "\n".join(f"  {name:{width}}{text}" for name, text in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="pullback",
+        usage="pullback [-h] [--version] COMMAND ...",
+        description="The Fisher-Rao geometry of latent spaces.",
+        epilog=f"commands:\n{commands}\n\n'pullback COMMAND --help' lists the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"pullback {__version__}")
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=argparse.SUPPRESS)
+    return parser
