@@ -115,7 +115,7 @@ def test_straight_in_their_own_parameters(case, alpha, which):
         return minimal(pb.natural_and_mean(case.family(z))[which], case)
 
     flow = pb.exponential(case.metric, z, v, alpha=alpha)
-    assert flow.succeeded.all()
+    assert flow.converged.all()
     begin, velocity = torch.func.jvp(coordinates, (z,), (v,))
     t = torch.tensor([0.25, 0.5, 1.0], dtype=DOUBLE)
     expected = begin[:, None] + t[:, None] * velocity[:, None]

@@ -131,7 +131,7 @@ def test_exponential_and_transport(form):
     z, v = form.draw(5, longest(form))
     w = torch.randn_like(z)
     flow = pb.exponential(form.metric, z, v)
-    assert flow.succeeded.all()
+    assert flow.converged.all()
     end, carried = form.exponential(z, v, w)
     torch.testing.assert_close(form.ambient(flow.end), end, rtol=1e-8, atol=1e-8)
     t = torch.linspace(0, 1, 9, dtype=DOUBLE)

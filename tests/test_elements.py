@@ -12,7 +12,7 @@ from problems import PROBLEMS
 from pullback._autodiff.jets import jet
 from pullback._decoders.extrapolated import UnitNormal
 from pullback._geometry.distance import discretised
-from pullback._metrics.isometry import Frame, coordinates, isometric_jet, separable
+from pullback._metrics.isometry import Frame, isometric_information, isometric_jet, separable
 from pullback._solvers.elements import DEGREE, ElementEnergy
 from pullback._solvers.mesh import adapted, halved, moved, parameters, placed, tails, uniform
 from pullback._solvers.relaxation import relax
@@ -113,7 +113,7 @@ def test_which_roots_are_separable():
     channel = Independent(UnitNormal(h), 1)
     both = pb.Product(Independent(Bernoulli(logits=h), 1), channel)
     for family, expected in ((Bernoulli(logits=h), True), (both, True), (Categorical(logits=h), False)):
-        info = coordinates(pb.FisherRaoMetric(lambda z, family=family: family), h)
+        info = isometric_information(pb.FisherRaoMetric(lambda z, family=family: family), h)
         assert info is not None
         assert separable(info) is expected
 

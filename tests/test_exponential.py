@@ -16,7 +16,8 @@ import pullback as pb
 from problems import PROBLEMS
 from pullback._autodiff.derivatives import pushforward
 from pullback._metrics.connection import acceleration
-from pullback._numerics.ode import Outcome, integrate
+from pullback._numerics.ode import integrate
+from pullback._solvers.base import Status
 
 DOUBLE = torch.float64
 
@@ -210,7 +211,7 @@ def test_unused_dimension_moves_freely(shown):
     turn = torch.linalg.qr(torch.randn(3, 3, dtype=DOUBLE))[0]
     z, v = (torch.nn.functional.pad(x, (0, 1), value=0.7) for x in starts(2))
     flow = pb.exponential(Embedded(lambda z: stereographic((z @ turn)[..., :2]), shown=shown), z @ turn.T, v @ turn.T)
-    assert flow.succeeded.all()
+    assert flow.converged.all()
     found = flow.end @ turn
     torch.testing.assert_close(found[:, :2], pb.expmap(SPHERE, z[:, :2], v[:, :2]), rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(found[:, 2], (z + v)[:, 2], rtol=1e-7, atol=1e-7)
@@ -244,7 +245,7 @@ def test_single_precision():
     z, v = starts()
     flow = pb.exponential(SPHERE, z.float(), v.float())
     assert flow.end.dtype == torch.float32
-    assert flow.succeeded.all()
+    assert flow.converged.all()
     torch.testing.assert_close(
         stereographic(flow.end.double()), stereographic(pb.expmap(SPHERE, z, v)), rtol=0, atol=2e-5
     )
@@ -277,11 +278,11 @@ def test_each_failure_has_its_status_and_spares_the_others():
     z = torch.tensor([[1.0], [-1.0], [1.0], [torch.nan]], dtype=DOUBLE)
     v = torch.tensor([[1.0], [-2.0], [9.0], [1.0]], dtype=DOUBLE)
     flow = pb.exponential(Embedded(wall), z, v, rtol=1e-6, atol=1e-6)
-    assert flow.codes.tolist() == [Outcome.FINISHED, Outcome.STEP_TOO_SMALL, Outcome.NOT_FINITE, Outcome.NOT_FINITE]
+    assert flow.status.tolist() == [Status.CONVERGED, Status.STALLED, Status.NOT_FINITE, Status.NOT_FINITE]
     torch.testing.assert_close(flow.end[0], z[0] + v[0])
     torch.testing.assert_close(flow.reached[:3], torch.tensor([1, 1 / 2, 2 / 9], dtype=DOUBLE), rtol=1e-4, atol=0)
-    for status, word in zip(flow.status, ["reached", "Left the domain", "Not finite", "Not finite"], strict=True):
-        assert word in status
+    for message, word in zip(flow.messages, ["reached", "Left the domain", "Not finite", "Not finite"], strict=True):
+        assert word in message
     half = flow(torch.tensor([0.2, 0.9], dtype=DOUBLE))[..., 0]
     torch.testing.assert_close(half[1, 0], torch.tensor(-1 / (1 - 0.4), dtype=DOUBLE), rtol=1e-6, atol=0)
     assert torch.isfinite(half[0]).all()
@@ -298,7 +299,7 @@ def test_a_decoder_that_breaks_its_contract_half_way():
     z = torch.tensor([[0.0, 0.4], [0.2, 0.5], [0.1, 0.3]], dtype=DOUBLE)
     v = torch.tensor([[0.1, 0.2], [0.0, 2.0], [0.2, -0.1]], dtype=DOUBLE)
     flow = pb.exponential(metric, z, v, rtol=1e-6, atol=1e-6)
-    assert flow.codes.tolist() == [Outcome.FINISHED, Outcome.NOT_FINITE, Outcome.FINISHED]
+    assert flow.status.tolist() == [Status.CONVERGED, Status.NOT_FINITE, Status.CONVERGED]
     assert 1.999 < flow.reached[1].exp() ** 4 <= 2
     torch.testing.assert_close(flow.end[::2], pb.expmap(HALF_PLANE, z[::2], v[::2]), rtol=1e-5, atol=1e-5)
 
@@ -306,9 +307,9 @@ def test_a_decoder_that_breaks_its_contract_half_way():
 def test_step_limit_is_called_stiff():
     z, v = starts(2)
     flow = pb.exponential(SPHERE, z, v, max_steps=3)
-    assert (flow.codes == Outcome.TOO_MANY_STEPS).all()
-    assert "Stiff" in flow.status[0]
-    with pytest.raises(RuntimeError, match=r"2 of 2 geodesics did not arrive.*Stiff.*raise max_steps"):
+    assert (flow.status == Status.MAX_STEPS).all()
+    assert "Stiff" in flow.messages[0]
+    with pytest.raises(pb.ConvergenceError, match=r"2 of 2 geodesics did not arrive.*Stiff.*raise max_steps"):
         pb.expmap(SPHERE, z, v, max_steps=3)
 
 

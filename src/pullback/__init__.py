@@ -60,6 +60,7 @@ from pullback._metrics.interpolated import InterpolatedMetric as InterpolatedMet
 from pullback._metrics.interpolated import InterpolationError as InterpolationError
 from pullback._metrics.score import ScoreMetric as ScoreMetric
 from pullback._metrics.wasserstein import WassersteinMetric as WassersteinMetric
+from pullback._solvers.base import ConvergenceError as ConvergenceError
 from pullback._solvers.base import Solution as Solution
 from pullback._solvers.base import Solver as Solver
 from pullback._solvers.base import Status as Status

@@ -122,7 +122,7 @@ def _by_embedding(embedding: Embedding, z: Tensor, u: Tensor, v: Tensor) -> Tens
 def _normal_part(embedding: Embedding, z: Tensor, v: Tensor, w: Tensor) -> list[Tensor]:
     """II(v, w) for each of ``w``, as one or two tensors ``(*batch, K, m)``."""
     first, second = embedding.jet(z, v, w)
-    tangential = embedding.projected(first, second)
+    tangential = embedding.tangential_part(first, second)
     return [c + j.mT @ tangential for j, c in zip(first, second, strict=True)]
 
 

@@ -18,19 +18,26 @@ from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric
 from pullback._metrics.connection import differentiable, geodesic_field
 from pullback._numerics.ode import DenseOutput, Flow, Outcome, integrate
+from pullback._solvers.base import ConvergenceError, Status
 from pullback._typing import Bool, Float, Int
 
+_STATUS = {
+    Outcome.FINISHED: Status.CONVERGED,
+    Outcome.TOO_MANY_STEPS: Status.MAX_STEPS,
+    Outcome.STEP_TOO_SMALL: Status.STALLED,
+    Outcome.NOT_FINITE: Status.NOT_FINITE,
+}
 _SENTENCES = {
-    Outcome.FINISHED: "The geodesic reached its end.",
-    Outcome.TOO_MANY_STEPS: (
+    Status.CONVERGED: "The geodesic reached its end.",
+    Status.MAX_STEPS: (
         "Stiff: the step limit was reached. The decoder bends too sharply here; raise max_steps, loosen rtol and atol, or "
         "smooth the decoder's extrapolation."
     ),
-    Outcome.STEP_TOO_SMALL: (
+    Status.STALLED: (
         "Left the domain: the velocity grows without bound, so the geodesic ends at a singularity or at the boundary of the "
         "latent space. Shorten v."
     ),
-    Outcome.NOT_FINITE: (
+    Status.NOT_FINITE: (
         "Not finite: the start, or the metric on the way, is NaN or infinite. Shorten v, or keep within the region where the "
         "decoder is defined."
     ),
@@ -42,17 +49,32 @@ class Trajectory(Curve):
     r"""Geodesics from given points with given velocities, as curves over t in [0, 1] with a status each.
 
     Where a geodesic failed, its points and velocities are NaN past the time `reached`, and its `end` is where it stopped.
-    The speed :math:`\sqrt{\dot z^\top M \dot z}` is constant along an exact geodesic, which makes its relative change between
-    both ends, `speed_drift`, a check on the integration. (Other connections than Levi-Civita's do change it.)
+
+    Attributes:
+        states: position and velocity at both ends, of shape ``(*batch, 2, 2, d)``.
+        reached: the time up to which each geodesic is known; 1 if it arrived.
+        status: how each geodesic ended, as integers of `pullback.Status`; see `messages` for sentences.
+        speed_drift: the relative change of the speed :math:`\sqrt{\dot z^\top M \dot z}` between both ends. The speed is
+            constant along an exact geodesic (of Levi-Civita's connection), so this checks the integration.
+        num_steps: accepted steps of each geodesic.
+        num_evaluations: evaluations of the geodesic equation for each.
+        dense: the states between the steps; None in the result of a `ConvergenceError` raised by `expmap`.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+        >>> flow = pb.exponential(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
+        >>> flow.messages.item()
+        'The geodesic reached its end.'
     """
 
     states: Float[Tensor, "*batch 2 2 d"]
     reached: Float[Tensor, "*batch"]
-    codes: Int[Tensor, "*batch"]
+    status: Int[Tensor, "*batch"]
     speed_drift: Float[Tensor, "*batch"]
     num_steps: Int[Tensor, "*batch"]
     num_evaluations: Int[Tensor, "*batch"]
-    dense: DenseOutput
+    dense: DenseOutput | None
 
     @property
     def begin(self) -> Float[Tensor, "*batch d"]:
@@ -68,15 +90,15 @@ class Trajectory(Curve):
         return self.states[..., 1, 1, :]
 
     @property
-    def succeeded(self) -> Bool[Tensor, "*batch"]:
+    def converged(self) -> Bool[Tensor, "*batch"]:
         """Which geodesics arrived."""
-        return self.codes == Outcome.FINISHED
+        return self.status == Status.CONVERGED
 
     @property
-    def status(self) -> np.ndarray:
-        """A sentence a geodesic, as an array of strings of shape ``(*batch,)``."""
-        sentences = np.array([_SENTENCES[Outcome(code)] for code in self.codes.flatten().tolist()], dtype=object)
-        return sentences.reshape(tuple(self.codes.shape))
+    def messages(self) -> np.ndarray:
+        """One sentence per geodesic, as an array of strings of shape ``(*batch,)``."""
+        sentences = np.array([_SENTENCES[Status(code)] for code in self.status.flatten().tolist()], dtype=object)
+        return sentences.reshape(tuple(self.status.shape))
 
     def __call__(self, t: Float[Tensor, "*t m"]) -> Float[Tensor, "*batch m d"]:
         return self._at(t).chunk(2, -1)[0]
@@ -88,6 +110,8 @@ class Trajectory(Curve):
     def _at(self, t: Tensor) -> Tensor:
         if t.ndim == 0:
             raise ValueError("Curve parameters have shape (m,) or (*batch, m); got a scalar. Use t.reshape(1).")
+        if self.dense is None:
+            raise ValueError("Only both ends of these geodesics are known. Use pullback.exponential for all of them.")
         batch, m = self.reached.shape, t.shape[-1]
         states = self.dense(t.to(self.reached).expand(*batch, m).reshape(self.reached.numel(), m))
         return states.reshape(*batch, m, states.shape[-1])
@@ -106,7 +130,7 @@ def expmap(
 ) -> Float[Tensor, "*batch d"]:
     r"""The exponential map :math:`\mathrm{Exp}_z(t v)`: where the geodesic from ``z`` with velocity ``v`` is at time ``t``.
 
-    Raises a `RuntimeError` if a geodesic does not arrive; `exponential` returns a status for each instead. Differentiable
+    Differentiable
     in ``z``, ``v`` and the decoder's parameters, by differentiating through the steps taken, if ``z`` or ``v`` requires a
     gradient.
 
@@ -122,10 +146,20 @@ def expmap(
             are shortest paths; 1 for the exponential one, straight in natural parameters; -1 for the mixture one, straight in mean
             parameters; any number between or beyond. Others than 0 need a `pullback.FisherRaoMetric` whose family has a rule
             in `pullback.natural_and_mean`.
+
+    Raises:
+        ConvergenceError: if a geodesic does not arrive. `pullback.exponential` returns a status for each instead.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+        >>> pb.expmap(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
+        tensor([0.0000, 2.7183])
     """
     z, v = _prepare(z, t * v)
     flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=False)
-    _raise_if_failed(flow.outcome, t * flow.t)
+    if (flow.outcome != Outcome.FINISHED).any():
+        _raise_for(_trajectory(metric, z, v, flow), t)
     return flow.y[:, : z.shape[-1]].reshape(z.shape)
 
 
@@ -145,19 +179,27 @@ def exponential(
     """
     z, v = _prepare(z, v)
     flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=True)
-    assert flow.dense is not None
+    return _trajectory(metric, z, v, flow)
+
+
+def _trajectory(metric: Metric, z: Tensor, v: Tensor, flow: Flow) -> Trajectory:
     batch, start = z.shape[:-1], torch.stack([z, v], -2)
     states = torch.stack([start, flow.y.reshape(start.shape)], -3)
     reached = flow.t.reshape(batch)
     return Trajectory(
         states=states,
         reached=reached,
-        codes=flow.outcome.reshape(batch),
+        status=_statuses(flow.outcome).reshape(batch),
         speed_drift=_drift(metric, states.detach(), reached > 0),
         num_steps=flow.num_steps.reshape(batch),
         num_evaluations=flow.num_evaluations.reshape(batch),
         dense=flow.dense,
     )
+
+
+def _statuses(outcome: Tensor) -> Tensor:
+    codes = torch.tensor([_STATUS[value] for value in Outcome], device=outcome.device)
+    return codes[outcome]
 
 
 def arrivals(
@@ -200,12 +242,12 @@ def _drift(metric: Metric, states: Tensor, valid: Tensor) -> Tensor:
     return drift
 
 
-def _raise_if_failed(outcome: Tensor, reached: Tensor) -> None:
-    failed = outcome != Outcome.FINISHED
-    if not failed.any():
-        return
+def _raise_for(found: Trajectory, t: float) -> None:
+    failed = ~found.converged.flatten()
     first = int(failed.nonzero()[0])
-    raise RuntimeError(
+    raise ConvergenceError(
         f"{int(failed.sum())} of {failed.numel()} geodesics did not arrive; number {first} stopped at t = "
-        f"{reached[first].item():.4g}. {_SENTENCES[Outcome(int(outcome[first]))]} pullback.exponential returns the others."
+        f"{t * found.reached.flatten()[first].item():.4g}. {found.messages.flatten()[first]} "
+        "pullback.exponential returns the others.",
+        result=found,
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 from pullback._curves.curve import Curve, Polyline
 from pullback._metrics.base import Metric
 from pullback._metrics.connection import connection
+from pullback._solvers.base import ConvergenceError
 from pullback._typing import Float
 
 _LEAST_SEGMENTS = 8
@@ -47,7 +48,7 @@ def parallel_transport(
         alpha: as in `pullback.expmap`. Transports of opposite alpha keep the inner product of two tangents between them.
 
     Raises:
-        RuntimeError: if the metric changes too sharply along a curve, or is not finite on it.
+        ConvergenceError: if the metric changes too sharply along a curve, or is not finite on it.
     """
     curve = Polyline(curve) if isinstance(curve, Tensor) else curve
     if v.ndim == 0 or v.shape[-1] != curve.begin.shape[-1]:
@@ -127,6 +128,6 @@ def _raise_if_failed(failed: Tensor, finite: Tensor, max_segments: int) -> None:
         if finite[first]
         else "The metric is not finite along it. Keep the curve within the region where the decoder is defined."
     )
-    raise RuntimeError(
+    raise ConvergenceError(
         f"Transport failed along {int(failed.sum())} of {failed.numel()} curves, first number {first}. {cause}"
     )

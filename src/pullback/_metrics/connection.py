@@ -36,7 +36,7 @@ from pullback._decoders.contract import DecoderError, decode, observed, unvalida
 from pullback._families.natural_and_mean import natural_and_mean
 from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
-from pullback._metrics.isometry import coordinates, isometric_jet
+from pullback._metrics.isometry import isometric_information, isometric_jet
 from pullback._typing import Float
 
 _CHUNK = 2**25  # numbers held at once
@@ -71,7 +71,9 @@ def connection(
 
 
 def _columns(embedding: Embedding, z: Tensor, v: Tensor) -> Tensor:
-    return embedding.bend(z, v, torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)[:, None].expand(-1, *z.shape))
+    return embedding.minus_christoffel(
+        z, v, torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)[:, None].expand(-1, *z.shape)
+    )
 
 
 def _polarised(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
@@ -105,17 +107,17 @@ def _rule(metric: Metric, z: Tensor, alpha: float) -> tuple[Callable[[Tensor, Te
     embedding = Embedding.of(metric, z, alpha)
     if embedding is None:
         return functools.partial(_lagrangian, metric), 32 * z.shape[-1] ** 2
-    return lambda z, v: embedding.bend(z, v, v[None])[..., 0], (32 + z.shape[-1]) * embedding.num_features
+    return lambda z, v: embedding.minus_christoffel(z, v, v[None])[..., 0], (32 + z.shape[-1]) * embedding.num_features
 
 
 @dataclass(frozen=True)
 class Embedding:
     """The distinct maps of a dual embedding: one if it is Euclidean, else a pair, and what each term of the force weighs.
 
-    `near` takes the code near which rounding should be best, and gives the maps.
+    `maps_around` takes the code near which rounding should be best, and gives the maps.
     """
 
-    near: Callable[[Tensor], Map]
+    maps_around: Callable[[Tensor], Map]
     weights: tuple[float, ...]
     num_features: int
     isometric: Metric | None = None  # the metric, if its embedding has an isometric root
@@ -128,7 +130,7 @@ class Embedding:
                 flat = _flat_coordinates(metric)
                 return cls(lambda _: flat, (0.5 * (1 - alpha), 0.5 * (1 + alpha)), flat(z)[0].shape[-1])
             dual = metric.embed(z)
-            root = dual is not None and dual[0] is dual[1] and coordinates(metric, z) is not None
+            root = dual is not None and dual[0] is dual[1] and isometric_information(metric, z) is not None
         if dual is None:
             return None
         pair = dual[0] is not dual[1]
@@ -144,13 +146,13 @@ class Embedding:
         if self.isometric is not None and not differentiable(z, v):
             first, second = isometric_jet(self.isometric, z, v, w)
             return [first], [second]
-        return jet(self.near(z.detach()), z, v, w)[1:]
+        return jet(self.maps_around(z.detach()), z, v, w)[1:]
 
-    def bend(self, z: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    def minus_christoffel(self, z: Tensor, v: Tensor, w: Tensor) -> Tensor:
         r""":math:`-\Gamma(z)[v, w]` for each of ``w (m, *batch, d)``, as ``(*batch, d, m)``."""
-        return self.projected(*self.jet(z, v, w))
+        return self.tangential_part(*self.jet(z, v, w))
 
-    def projected(self, first: list[Tensor], second: list[Tensor]) -> Tensor:
+    def tangential_part(self, first: list[Tensor], second: list[Tensor]) -> Tensor:
         """Minus the tangential part of second derivatives."""
         terms = [(first[0], second[-1], first[-1]), (first[-1], second[0], first[0])][: len(first)]
         gram = first[0] @ first[-1].mT

@@ -24,7 +24,7 @@ from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric, isometry
 
 
-def coordinates(metric: Metric, z: Tensor) -> Information | None:
+def isometric_information(metric: Metric, z: Tensor) -> Information | None:
     """The information of what ``z`` is decoded to, if its root is the derivative of the metric's embedding."""
     return isometry(decode(observed(metric.decoder), z)) if isinstance(metric, FisherRaoMetric) else None
 
@@ -74,7 +74,7 @@ class Frame:
 
     @classmethod
     def of(cls, metric: Metric, z: Tensor) -> Frame:
-        """The frame at ``z``, where the metric has `coordinates`."""
+        """The frame at ``z``, where the metric has `isometric_information`."""
         known = []
 
         def eta(x: Tensor) -> tuple[Tensor]:
@@ -109,7 +109,7 @@ def _bent(value: Tensor, x: Tensor) -> Tensor:
 
 
 def _information(metric: Metric, z: Tensor) -> Information:
-    info = coordinates(metric, z)
+    info = isometric_information(metric, z)
     if info is None:
         raise ValueError("The metric has isometric coordinates at some codes and none at others.")
     return info

@@ -52,6 +52,18 @@ _SENTENCES = {
 }
 
 
+class ConvergenceError(RuntimeError):
+    """A path, geodesic or transport did not converge where a bare tensor was asked for; the message names the fix.
+
+    Attributes:
+        result: what was found, with a status for each member of the batch; None where there is nothing to show.
+    """
+
+    def __init__(self, message: str, result: object = None):
+        super().__init__(message)
+        self.result = result
+
+
 @dataclass(frozen=True)
 class Solution:
     """A batch of B solved curves; every field has one entry a curve, but for the two counts of work."""

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pullback._autodiff.derivatives import constant_hessian
 from pullback._metrics.base import Metric
-from pullback._metrics.isometry import Frame, coordinates, separable
+from pullback._metrics.isometry import Frame, isometric_information, separable
 from pullback._numerics.rows import concatenate
 from pullback._solvers.discrete import DiscreteEnergy, NoEmbeddingError
 from pullback._typing import Float
@@ -62,7 +62,7 @@ class ElementEnergy:
     @classmethod
     def of(cls, discrete: DiscreteEnergy, nodes: Tensor) -> ElementEnergy:
         """The same metric on elements; it must have an embedding."""
-        info = coordinates(discrete.metric, nodes[:1, 0]) if discrete.num_parts == 1 else None
+        info = isometric_information(discrete.metric, nodes[:1, 0]) if discrete.num_parts == 1 else None
         isometric = info is not None and separable(info)
         return cls(discrete.metric, discrete.num_parts, discrete.num_features, isometric)
 

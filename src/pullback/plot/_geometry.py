@@ -81,7 +81,7 @@ def exponential_grid(
     square = torch.stack(torch.meshgrid(across, along, indexing="ij"), -1)
     v = _orthonormal(metric, z, torch.cat([square, square.flip(-1)]))
     flow = exponential(metric, z, v, rtol=_TOLERANCE, atol=_TOLERANCE)
-    arrived = torch.where(flow.succeeded[..., None], flow.end, torch.nan)
+    arrived = torch.where(flow.converged[..., None], flow.end, torch.nan)
     return _lines(arrived, ax, {"linewidth": 0.8, **normalize_kwargs(style, Line2D)})
 
 

@@ -62,7 +62,7 @@ class Atlas:
         if isinstance(self.metric, Flat):
             return z + v
         flow = exponential(self.metric, z, v, rtol=1e-5, atol=1e-6, max_steps=300)
-        return flow.end if bool(flow.succeeded) and bool(flow.end.isfinite().all()) else z + v
+        return flow.end if bool(flow.converged) and bool(flow.end.isfinite().all()) else z + v
 
 
 def _graph(metric: Metric, codes: Tensor) -> Graph:

@@ -86,7 +86,7 @@ def _carried(metric: Metric, base: BaseMeasure, mean: Tensor, v: Tensor, shifts:
     d, ends = len(mean), flow.end.detach()
     columns = 0.5 * (ends[:, 1 : d + 1] - ends[:, d + 1 :])
     stretch = torch.linalg.slogdet(columns)[1] - torch.linalg.slogdet(shifts)[1]
-    arrived = flow.succeeded.all(-1)
+    arrived = flow.converged.all(-1)
     measure = torch.full_like(stretch, torch.nan)
     measure[arrived] = stretch[arrived] + log_base(metric, base, ends[arrived, 0])
     return ends[:, 0], measure

@@ -197,7 +197,7 @@ def _walk(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
     if isinstance(metric, Flat):
         return z + v
     flow = exponential(metric, z, v, rtol=1e-4, atol=1e-4, max_steps=50)
-    return flow.end if bool(flow.succeeded) else z + v
+    return flow.end if bool(flow.converged) else z + v
 
 
 def _improves(here: _Balance, there: _Balance, step: Tensor) -> bool:

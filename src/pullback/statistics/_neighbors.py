@@ -209,4 +209,4 @@ def _log_stretch(metric: Metric, z: Tensor, v: Tensor, scale: float) -> Tensor:
         ends = exponential(metric, z, torch.stack([v + nudge, v - nudge]))
         slopes = (ends.end[0] - ends.end[1]) / (2 * _NUDGE * scale)
         stretch = torch.linalg.slogdet(slopes.transpose(0, 1)).logabsdet + metric.log_volume(middle.end)
-    return torch.where(middle.succeeded & ends.succeeded.all(0).all(0), stretch, torch.inf)
+    return torch.where(middle.converged & ends.converged.all(0).all(0), stretch, torch.inf)

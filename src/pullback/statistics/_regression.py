@@ -186,7 +186,7 @@ def _arrivals(metric: Metric, start: Tensor, v: Tensor) -> Tensor:
     if isinstance(metric, Flat):
         return start + v
     flow = exponential(metric, start, v)
-    return torch.where(flow.succeeded[..., None], flow.end, torch.nan)
+    return torch.where(flow.converged[..., None], flow.end, torch.nan)
 
 
 def _slopes(metric: Metric, parameters: Tensor, x: Tensor, nudge: Tensor) -> Tensor:
