@@ -34,7 +34,7 @@ import models
 import peers
 import pullback as pb
 from peers import Outcome, Problem
-from pullback._solvers.spline import SplineDescent
+from pullback.experiments.spline_descent import SplineDescent
 
 NUM_JUDGED = 1000
 OURS = "pullback, one batch"
@@ -75,7 +75,7 @@ def contenders(slow_pairs: int, from_graph: bool, quick: bool) -> list[Contender
             "pullback, rtol 1e-3, one batch", lambda p: ours(p, pb.GaussNewton(rtol=1e-3)), everyone, 1 if quick else 3
         ),
         Contender("pullback, one by one", lambda p: _one_by_one(ours, p), slow_pairs, 1),
-        Contender("SplineDescent", spline_descent, 64, 1),
+        Contender("the paper's spline + Adam", spline_descent, 64, 1),
         Contender("GEORCE, 100 segments", peers.georce, slow_pairs, 1),
         Contender("scipy L-BFGS-B, 100 segments", peers.lbfgs, slow_pairs, 1),
         Contender("stochman, one by one", peers.stochman, slow_pairs, 1),

@@ -180,4 +180,4 @@ def test_kinks_are_not_passed_over_in_silence():
     good = log.converged
     end = pb.exponential(metric, a[good], log.velocity[good]).end
     assert ((end - b[good]).norm(dim=-1) < 1e-4 * (b - a)[good].norm(dim=-1)).all()
-    assert all(status != "converged" for status in log.status[~good.numpy()])
+    assert all(status != "converged" for status in log.messages[~good.numpy()])

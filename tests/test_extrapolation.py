@@ -151,7 +151,7 @@ def test_paths_through_the_void_are_told_apart():
     assert ((radius[0] - 3).abs() < 0.75).all()
     assert ((radius[1] - 3).abs().amax(-1) > 0.75).all()
     assert (void.converged & void.leaves_support).all()
-    assert all("leaves the support" in sentence for sentence in void.status)
+    assert all("leaves the support" in sentence for sentence in void.messages)
 
 
 def test_strength_closes_short_cuts():

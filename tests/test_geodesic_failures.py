@@ -60,8 +60,8 @@ def test_bad_pairs_get_a_status_and_leave_the_others_alone():
     b = torch.tensor([[-0.4, -0.3], [0.5, -0.1], [0.5, -0.4], [0.0, torch.nan], [torch.inf, 0.0], [0.4, 0.1]]).double()
     path = pb.geodesic(pb.EuclideanMetric(cracked), a, b)
     assert path.converged.tolist() == [True, False, True, False, False, False]
-    assert "NaN or infinite values on the start path" in path.status[1]
-    assert all("an end point is NaN or infinite, or decodes to NaN" in sentence for sentence in path.status[3:])
+    assert "NaN or infinite values on the start path" in path.messages[1]
+    assert all("an end point is NaN or infinite, or decodes to NaN" in sentence for sentence in path.messages[3:])
     alone = pb.geodesic(SPHERE.metric, a[[0, 2]], b[[0, 2]])
     torch.testing.assert_close(path.length[[0, 2]], alone.length, rtol=1e-12, atol=0)
     torch.testing.assert_close(path.curve.points[[0, 2]], alone.curve.points, rtol=1e-9, atol=1e-12)
@@ -77,7 +77,7 @@ def test_a_decoder_that_fails_next_to_the_path():
     torch.testing.assert_close(path.length[1:], SPHERE.distance(a, b)[1:], rtol=1e-6, atol=0)
     assert path.length[0] > SPHERE.distance(a, b)[0]
     assert not path.converged[0]
-    assert "at the side of the path" in path.status[0]
+    assert "at the side of the path" in path.messages[0]
     assert path.error[0].isnan()
 
 
@@ -99,7 +99,7 @@ def test_a_path_that_leans_on_a_hole_is_not_called_converged(start):
     init = arc if start == "arc" else pb.Lattice.fit(metric, box, num_nodes=2500)
     path = pb.geodesic(metric, a, b, init=init)
     assert path.converged.tolist() == [False, False, True]
-    assert all("at the side of the path" in sentence for sentence in path.status[:2])
+    assert all("at the side of the path" in sentence for sentence in path.messages[:2])
     torch.testing.assert_close(path.length[2], (b - a)[2].norm(), rtol=1e-6, atol=0)
 
 
@@ -108,7 +108,7 @@ def test_limits_that_are_reached_are_named(name, options):
     a, b = torch.tensor([[-2.0, -2.0]], dtype=DOUBLE), torch.tensor([[1.5, 2.0]], dtype=DOUBLE)
     path = pb.geodesic(SPHERE.metric, a, b, solver=pb.GaussNewton(**options))
     assert not path.converged.any()
-    assert f"raise the solver's {name}" in path.status[0]
+    assert f"raise the solver's {name}" in path.messages[0]
     assert (path.length - SPHERE.distance(a, b)).abs() <= path.error * path.length * 2
     assert pb.geodesic(SPHERE.metric, a, b).converged.all()
 

@@ -131,12 +131,12 @@ def test_lengths_do_not_depend_on_the_coordinates():
 def test_shapes_follow_the_pairs():
     a, b = SPHERE.points(3)[:, None], SPHERE.points(4)
     path = pb.geodesic(SPHERE.metric, a, b)
-    assert path.length.shape == path.status.shape == path.converged.shape == (3, 4)
+    assert path.length.shape == path.messages.shape == path.converged.shape == (3, 4)
     assert path.curve(torch.linspace(0, 1, 5, dtype=DOUBLE)).shape == (3, 4, 5, 2)
     torch.testing.assert_close(path.length, SPHERE.distance(a, b), rtol=1e-6, atol=0)
     single = pb.geodesic(SPHERE.metric, a[0, 0], b[0])
     assert single.length.shape == ()
-    assert single.status.item() == "converged"
+    assert single.messages.item() == "converged"
     assert "1 of 1 converged" in repr(single)
 
 

@@ -65,10 +65,6 @@ from pullback._solvers.base import Solution as Solution
 from pullback._solvers.base import Solver as Solver
 from pullback._solvers.base import Status as Status
 from pullback._solvers.gauss_newton import GaussNewton as GaussNewton
-from pullback._solvers.shooting import Shooting as Shooting
-from pullback._solvers.shooting import Shots as Shots
-from pullback._solvers.shooting import shoot as shoot
-from pullback._solvers.spline import SplineDescent as SplineDescent
 from pullback._starts.code_graph import CodeGraph as CodeGraph
 from pullback._starts.graph import Graph as Graph
 from pullback._starts.lattice import Lattice as Lattice

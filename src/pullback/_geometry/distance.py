@@ -26,7 +26,7 @@ from pullback._decoders.contract import unvalidated
 from pullback._geometry.geodesic import Geodesic, Start, geodesic
 from pullback._metrics.base import Metric
 from pullback._numerics.spline import refine
-from pullback._solvers.base import Solver
+from pullback._solvers.base import ConvergenceError, Solver
 from pullback._solvers.discrete import DiscreteEnergy, NoEmbeddingError
 from pullback._solvers.levels import romberg
 from pullback._solvers.newton import Minimizer
@@ -58,7 +58,7 @@ def distance(
         init: as in `pullback.geodesic`.
 
     Raises:
-        RuntimeError: if a path did not converge. `pullback.geodesic` returns a status for each pair instead.
+        ConvergenceError: if a path did not converge. Its `result` is the `pullback.Geodesic`, with a status for each pair.
     """
     return safe_sqrt(squared_distance(metric, a, b, solver=solver, init=init))
 
@@ -79,10 +79,15 @@ def squared_distance(
     _raise_if_failed(path)
     if not _differentiable(metric, a, b):
         return path.length**2
+    return differentiable_energy(metric, path, a, b)
+
+
+def differentiable_energy(metric: Metric, path: Geodesic, a: Tensor, b: Tensor) -> Float[Tensor, "*batch"]:
+    """The energies of solved paths as functions of their end points and of the decoder."""
     batch, d = path.length.shape, a.shape[-1]
     start, stop = (z.expand(*batch, d).reshape(-1, d) for z in (a, b))
     rows = _levels(path)
-    parts = [_live(metric, path, index, T, start[index], stop[index]) for T, index in rows]
+    parts = [_along(metric, path, index, T, start[index], stop[index]) for T, index in rows]
     order = torch.cat([index for _, index in rows]).argsort()
     return torch.cat(parts)[order].reshape(batch)
 
@@ -92,9 +97,10 @@ def _raise_if_failed(path: Geodesic) -> None:
     if len(failed):
         pairs = [tuple(index) if len(index) != 1 else index[0] for index in failed[:5].tolist()]
         more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
-        raise RuntimeError(
+        raise ConvergenceError(
             f"{len(failed)} of {path.converged.numel()} paths failed: pairs {', '.join(map(str, pairs))}{more}. The first: "
-            f"{path.status[tuple(failed[0].tolist())]}. pullback.geodesic returns the others, with a status for each."
+            f"{path.messages[tuple(failed[0].tolist())]}. The error's `result` is the Geodesic, with a status for each pair.",
+            path,
         )
 
 
@@ -114,7 +120,7 @@ def _levels(path: Geodesic) -> list[tuple[int, Tensor]]:
     return [(T, (levels == T).nonzero()[:, 0]) for T in levels.unique().tolist()]
 
 
-def _live(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor) -> Tensor:
+def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor) -> Tensor:
     """Squared distances of the pairs at `index` that depend on their end points and on the decoder.
 
     Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is held instead, and

@@ -66,7 +66,7 @@ def _raise_if_failed(path: Geodesic, i: Tensor, j: Tensor) -> None:
         first = int(failed.nonzero()[0])
         raise RuntimeError(
             f"{int(failed.sum())} of {len(i)} paths failed, the first between codes {int(i[first])} and {int(j[first])}: "
-            f"{path.status[first]}. pullback.geodesic returns a status for each pair."
+            f"{path.messages[first]}. pullback.geodesic returns a status for each pair."
         )
 
 

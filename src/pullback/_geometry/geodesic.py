@@ -34,7 +34,7 @@ class Geodesic:
     - `curve`: the paths, callable on parameters in [0, 1] (a `CubicSpline`, whose `cornered` ones run past sharp walls in straight pieces).
     - `energy`, `length`: of the paths; ``energy = length²`` on a geodesic up to `error`.
     - `error`: estimate of the relative error of `length` as a distance in its valley (resolution and extrapolation).
-    - `codes`: one `Status` a curve; `status` has them as sentences, `converged` as truth values.
+    - `status`: one `Status` per curve; `messages` has them as sentences, `converged` as truth values.
     - `strict`: True if the last step used the exact Hessian and that was positive definite, which marks a strict minimum. False
       decides nothing (most curves never need the exact Hessian); `pullback.certify` does.
     - `leaves_support`: whether the path leaves the support of the data; None if the decoder knows no support.
@@ -47,7 +47,7 @@ class Geodesic:
     energy: Float[Tensor, "*batch"]
     length: Float[Tensor, "*batch"]
     error: Float[Tensor, "*batch"]
-    codes: Int[Tensor, "*batch"]
+    status: Int[Tensor, "*batch"]
     strict: Bool[Tensor, "*batch"]
     leaves_support: Bool[Tensor, "*batch"] | None
     num_steps: Int[Tensor, "*batch"]
@@ -58,20 +58,20 @@ class Geodesic:
     @property
     def converged(self) -> Bool[Tensor, "*batch"]:
         """Whether each path is a resolved minimum; a path through the void is one too (see `leaves_support`)."""
-        return self.codes == Status.CONVERGED
+        return self.status == Status.CONVERGED
 
     @property
-    def status(self) -> np.ndarray:
-        """A sentence a curve, as an array of strings of shape ``(*batch,)``."""
+    def messages(self) -> np.ndarray:
+        """One sentence per curve, as an array of strings of shape ``(*batch,)``."""
         away = torch.zeros_like(self.converged) if self.leaves_support is None else self.leaves_support
-        pairs = zip(self.codes.flatten().tolist(), away.flatten().tolist(), strict=True)
+        pairs = zip(self.status.flatten().tolist(), away.flatten().tolist(), strict=True)
         sentences = np.array([_sentence(Status(code), leaves) for code, leaves in pairs], dtype=object)
-        return sentences.reshape(tuple(self.codes.shape))
+        return sentences.reshape(tuple(self.status.shape))
 
     def __repr__(self) -> str:
         done, away = int(self.converged.sum()), self.leaves_support
         void = "" if away is None else f", {int(away.sum())} leave the support"
-        return f"Geodesic({done} of {self.codes.numel()} converged{void}; {self.num_calls} decoder calls)"
+        return f"Geodesic({done} of {self.status.numel()} converged{void}; {self.num_calls} decoder calls)"
 
 
 def geodesic(
@@ -115,7 +115,7 @@ def geodesic(
         energy=best.energy.reshape(batch),
         length=best.length.reshape(batch),
         error=best.error.reshape(batch),
-        codes=best.status.reshape(batch),
+        status=best.status.reshape(batch),
         strict=best.strict.reshape(batch),
         leaves_support=leaves,
         num_steps=best.num_steps.reshape(batch),

@@ -8,7 +8,7 @@ change it, so its derivative in ``a`` (the momentum with which the path leaves) 
 
 It takes a minimum: a solver may leave a path whose length is good to three digits, and whose direction is not. So the path is
 solved again, to the end, in a few polynomial elements (`pullback._solvers.elements`), which gives ten digits where the decoder is
-smooth; metrics without an embedding are solved on T, 2T and 4T segments, and extrapolated. How good the velocity is then shows by
+smooth; for metrics without an embedding the squared distance is differentiated. How good the velocity is then shows by
 itself, because it must have the length of the path; where it is not good enough, the path is refined.
 
 That says little about the direction, and nothing about what the exponential map makes of the rest: where geodesics part fast, a
@@ -28,17 +28,16 @@ from torch import Tensor
 from pullback._curves.curve import CubicSpline
 from pullback._curves.steps import safe_sqrt
 from pullback._decoders.contract import unvalidated
-from pullback._geometry.distance import discretised
+from pullback._geometry.distance import differentiable_energy, discretised
 from pullback._geometry.exponential import arrivals
 from pullback._geometry.geodesic import Geodesic, Start, geodesic
 from pullback._metrics.base import Metric
 from pullback._metrics.connection import filtered_inverse
-from pullback._solvers import extremals, momenta
-from pullback._solvers.base import Solver
+from pullback._solvers import extremals
+from pullback._solvers.base import ConvergenceError, Solver
 from pullback._solvers.discrete import DiscreteEnergy
 from pullback._solvers.elements import ElementEnergy
 from pullback._solvers.extremals import Extremals, Report
-from pullback._solvers.shooting import shoot
 from pullback._typing import Bool, Float
 
 _AGREEMENT = 1e-2  # a path whose energy differs by more when it is solved or measured anew has hopped over a wall
@@ -47,7 +46,6 @@ _MISSED = 1e-5  # from which on a path is refined further
 _TRIAL, _EXACT = 1e-7, 1e-10  # local errors of the geodesics that try velocities out, and of those that decide
 _NUM_RETRIALS = 2
 _MAX_STEPS = 1000
-_NUM_PIECES = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +76,9 @@ class Logarithm:
         return (self.error <= _ROUGH) & ~(self.miss > _tolerated(self.miss.dtype))
 
     @property
-    def status(self) -> np.ndarray:
-        """A sentence a pair, as an array of strings of shape ``(*batch,)``."""
-        facts = (self.converged, self.error, self.miss, self.geodesic.converged, self.geodesic.status)
+    def messages(self) -> np.ndarray:
+        """One sentence per pair, as an array of strings of shape ``(*batch,)``."""
+        facts = (self.converged, self.error, self.miss, self.geodesic.converged, self.geodesic.messages)
         sentences = [_sentence(*fact) for fact in zip(*(f.flatten().tolist() for f in facts), strict=True)]
         return np.array(sentences, dtype=object).reshape(tuple(self.error.shape))
 
@@ -127,15 +125,16 @@ def logmap(
         rtol: relative error sought; the path is refined until the velocity is as good, as far as that goes.
 
     Raises:
-        RuntimeError: if a velocity is not known to four digits. `pullback.logarithm` returns a status for each pair instead.
+        ConvergenceError: if a velocity is not known to four digits. `pullback.logarithm` returns a status for each pair instead.
     """
     found = logarithm(metric, a, b, solver=solver, init=init, rtol=rtol)
     failed = (~found.converged).nonzero()
     if len(failed):
         first = tuple(failed[0].tolist())
-        raise RuntimeError(
-            f"{len(failed)} of {found.converged.numel()} logarithms failed. The first, of pair {first}: {found.status[first]}. "
-            "pullback.logarithm returns the others, with a status for each."
+        raise ConvergenceError(
+            f"{len(failed)} of {found.converged.numel()} logarithms failed. The first, of pair {first}: {found.messages[first]}. "
+            "pullback.logarithm returns the others, with a message for each.",
+            found,
         )
     return found.velocity
 
@@ -167,7 +166,7 @@ def logarithm(
             if discrete.num_parts:
                 _by_elements(discrete, found, index, rtol, check)
             else:
-                _by_segments(discrete, found, index, path.num_segments.flatten()[index], rtol, check)
+                _by_gradient(metric, path, found, index, check)
     return Logarithm(
         velocity=found.velocity.reshape(*batch, d),
         distance=found.length.reshape(batch),
@@ -212,13 +211,18 @@ def _by_elements(discrete: DiscreteEnergy, found: _Velocities, index: Tensor, rt
         missed = _try_out(discrete.metric, found, missed, _EXACT)
 
 
-def _by_segments(
-    discrete: DiscreteEnergy, found: _Velocities, index: Tensor, num_segments: Tensor, rtol: float, check: bool
-) -> None:
-    """The same for a metric without an embedding; where b is missed the path is shot."""
-    momenta.solve(discrete, index, found.nodes[index], num_segments, _report(discrete.metric, found, rtol))
+def _by_gradient(metric: Metric, path: Geodesic, found: _Velocities, index: Tensor, check: bool) -> None:
+    """The same for a metric without an embedding: minus half the gradient of the squared distance."""
+    ends = path.curve.points.reshape(-1, *path.curve.points.shape[-2:])[:, [0, -1]]
+    with torch.enable_grad():
+        start = ends[:, 0].detach().clone().requires_grad_()
+        square = differentiable_energy(metric, path, start.reshape(*path.length.shape, -1), path.curve.end).flatten()
+        (slope,) = torch.autograd.grad(square.sum(), start)
+    energy, momentum = square.detach()[index], -0.5 * slope[index]
+    report = _report(metric, found, 0.0)
+    report(Extremals(index, energy, found.bound[index] ** 2, momentum, torch.zeros_like(energy)))
     if check:
-        _shoot(discrete.metric, found, _try_out(discrete.metric, found, index, _TRIAL))
+        _try_out(metric, found, index, _TRIAL)
 
 
 def _report(metric: Metric, found: _Velocities, sought: float) -> Report:
@@ -254,20 +258,6 @@ def _try_out(metric: Metric, found: _Velocities, index: Tensor, rtol: float) -> 
         return index
     found.miss[index] = _misses(metric, found.nodes[index], found.velocity[index], found.length[index], rtol)
     return index[found.miss[index] > max(_MISSED, 0.1 * _tolerated(found.miss.dtype))]
-
-
-def _shoot(metric: Metric, found: _Velocities, index: Tensor) -> None:
-    """Solves the paths at `index` by shooting, and takes their velocities where these are better."""
-    if not len(index):
-        return
-    rtol = max(1e-9, _least(found.miss.dtype))
-    shots = shoot(metric, found.nodes[index], num_pieces=_NUM_PIECES, rtol=rtol, max_steps=5)
-    same = shots.converged & ((shots.length - found.length[index]).abs() <= _AGREEMENT * found.length[index])
-    miss = _misses(metric, found.nodes[index], shots.velocity, shots.length, _TRIAL)
-    better = (same & (miss < found.miss[index])).nonzero()[:, 0]
-    chosen = index[better]
-    found.velocity[chosen], found.length[chosen] = shots.velocity[better], shots.length[better]
-    found.error[chosen], found.miss[chosen] = shots.residual[better], miss[better]
 
 
 def _misses(metric: Metric, nodes: Tensor, velocity: Tensor, length: Tensor, rtol: float) -> Tensor:

@@ -53,20 +53,20 @@ _SENTENCES = {
 
 
 class ConvergenceError(RuntimeError):
-    """A path, geodesic or transport did not converge where a bare tensor was asked for; the message names the fix.
+    """Some results of a batch did not converge.
 
     Attributes:
-        result: what was found, with a status for each member of the batch; None where there is nothing to show.
+        result: what was found for the whole batch (a `Geodesic`, `Logarithm`, `Trajectory`, …), with a status for each.
     """
 
-    def __init__(self, message: str, result: object = None):
+    def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)
         self.result = result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Solution:
-    """A batch of B solved curves; every field has one entry a curve, but for the two counts of work."""
+    """A batch of B solved curves; every field has one entry per curve, except for the two counts of work."""
 
     nodes: Float[Tensor, "B n d"]
     energy: Float[Tensor, " B"]

@@ -17,6 +17,7 @@ from scipy.spatial import KDTree
 from torch import Tensor
 
 import pullback as pb
+from pullback.experiments.spline_descent import SplineDescent
 
 STEPS = ((0, 1), (1, 0), (1, 1), (1, -1))  # to half of the eight neighbours
 POINTS = 65
@@ -35,9 +36,7 @@ class Recipe:
         """Paths from ``a`` to ``b``, each ``(n, 2)``."""
         metric = pb.DivergenceMetric(decoder, divergence=pb.divergences.symmetrized_kl)
         start = self._start(metric, codes, a, b)
-        solver = pb.SplineDescent(
-            num_knots=self.num_knots, num_segments=self.num_segments, optimizer="adam", max_steps=self.max_steps
-        )
+        solver = SplineDescent(num_knots=self.num_knots, num_segments=self.num_segments, max_steps=self.max_steps)
         return pb.geodesic(metric, a, b, init=start, solver=solver)
 
     def _start(self, metric: pb.Metric, codes: Tensor, a: Tensor, b: Tensor) -> Tensor:
