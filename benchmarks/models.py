@@ -1,4 +1,4 @@
-"""The decoders that the geodesic benchmarks run on: Bernoulli VAEs trained on handwritten ones, and untrained networks.
+"""The decoders that the geodesic benchmarks run on: VAEs of several families trained on real data, and untrained networks.
 
 Training takes less than a minute on one CPU thread, and its result is cached. With 8 and 16 latent dimensions some collapse onto
 the prior, as they do in practice: the decoder ignores them, and its metric is nearly singular.
@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.distributions import Bernoulli, Categorical, Distribution, NegativeBinomial, Normal
 
 HIDDEN = (64, 64)
 NUM_PIXELS = 784
@@ -24,7 +23,55 @@ NUM_STEPS = 3000
 BATCH = 128
 KL_WEIGHT = 0.3  # below 1, so that more than three dimensions are used
 
-Decoder = Callable[[Tensor], Bernoulli]
+Decoder = Callable[[Tensor], Distribution]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A likelihood, as what it makes of the outputs of a network, and data for it."""
+
+    outputs: int  # per feature
+    likelihood: Callable[[Tensor], Distribution]  # of outputs (..., features, outputs)
+    data: Callable[
+        [], tuple[Tensor, str]
+    ]  # what the likelihood is evaluated at, (n, features), and the name of the source
+    inputs: Callable[[Tensor], Tensor] = lambda x: x  # what the encoder sees of the data
+
+
+def _counts() -> tuple[Tensor, str]:
+    images, source = ones()
+    return (15 * images).round(), source
+
+
+LETTERS = ".ACDEFGHIKLMNPQRSTVWY"  # a gap, and the amino acids; anything else counts as a gap
+
+
+def _proteins() -> tuple[Tensor, str]:
+    """The WW domain alignment as letters 0 to 20, shape ``(n, 44)``."""
+    folder = os.environ.get("PULLBACK_DATA")
+    if not folder:
+        raise SystemExit(
+            "The categorical model needs the protein alignment: set PULLBACK_DATA to the folder of the data."
+        )
+    lines = (Path(folder) / "extra" / "ww_sequences.fa").read_text().upper().split()
+    sequences = [line for line in lines if len(line) == 44 and line[0] not in "#>"]
+    rows = [[max(0, LETTERS.find(letter)) for letter in sequence] for sequence in sequences]
+    return torch.tensor(rows).float(), "ww"
+
+
+FAMILIES = {
+    "bernoulli": Family(1, lambda h: Bernoulli(logits=h[..., 0], validate_args=False), lambda: ones()),
+    "normal": Family(2, lambda h: Normal(h[..., 0], 0.05 + nn.functional.softplus(h[..., 1] - 2)), lambda: ones()),
+    "negative-binomial": Family(
+        1, lambda h: NegativeBinomial(torch.tensor(2.0).to(h), logits=h[..., 0]), _counts, torch.log1p
+    ),
+    "categorical": Family(
+        len(LETTERS),
+        lambda h: Categorical(logits=h),
+        _proteins,
+        lambda x: nn.functional.one_hot(x.long().clamp(0, len(LETTERS) - 1), len(LETTERS)).flatten(1).float(),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -36,21 +83,22 @@ class Model:
     flops: int  # of one forward pass at one code
 
 
-def trained(d: int, cache: Path, dtype: torch.dtype = torch.float64) -> Model:
+def trained(d: int, cache: Path, dtype: torch.dtype = torch.float64, family: str = "bernoulli") -> Model:
     """The VAE with d latent dimensions, from the cache if it has been trained before; codes are the encoder's means."""
     from safetensors.torch import load_file, save_file
 
-    images, source = ones()
-    vae = VAE(d)
-    file = cache / f"vae-{source}-{d}.safetensors"
+    kind = FAMILIES[family]
+    data, source = kind.data()
+    vae = VAE(d, kind, data.shape[1], kind.inputs(data[:1]).shape[1])
+    file = cache / f"vae-{family}-{source}-{d}.safetensors"
     if not file.exists():
-        fit(vae, images)
+        fit(vae, data)
         cache.mkdir(parents=True, exist_ok=True)
         save_file(vae.state_dict(), file)
     vae.load_state_dict(load_file(file))
     with torch.no_grad():
-        codes = vae.encoder(images).chunk(2, -1)[0]
-    return _model(vae.decoder, codes, dtype)
+        codes = vae.encoder(kind.inputs(data)).chunk(2, -1)[0]
+    return _model(vae.decoder, codes, dtype, family=kind)
 
 
 def untrained(
@@ -100,18 +148,23 @@ def ones() -> tuple[Tensor, str]:
 
 
 class VAE(nn.Module):
-    """A variational autoencoder with diagonal Gaussian codes and Bernoulli pixels."""
+    """A variational autoencoder with diagonal Gaussian codes and a likelihood of independent features."""
 
-    def __init__(self, d: int) -> None:
+    def __init__(self, d: int, family: Family, num_features: int, num_inputs: int) -> None:
         super().__init__()
-        self.encoder = mlp((NUM_PIXELS, *reversed(HIDDEN), 2 * d), nn.ReLU)
-        self.decoder = mlp((d, *HIDDEN, NUM_PIXELS))
+        self.family = family
+        self.encoder = mlp((num_inputs, *reversed(HIDDEN), 2 * d), nn.ReLU)
+        self.decoder = mlp((d, *HIDDEN, num_features * family.outputs))
+
+    def likelihood(self, z: Tensor) -> Distribution:
+        """What a code is decoded to."""
+        return self.family.likelihood(self.decoder(z).unflatten(-1, (-1, self.family.outputs)))
 
     def loss(self, x: Tensor, weight: float) -> Tensor:
-        """The negative evidence lower bound with the given weight of its KL term, averaged over the images."""
-        mean, log_variance = self.encoder(x).chunk(2, -1)
+        """The negative evidence lower bound with the given weight of its KL term, averaged over the data."""
+        mean, log_variance = self.encoder(self.family.inputs(x)).chunk(2, -1)
         z = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
-        misfit = binary_cross_entropy_with_logits(self.decoder(z), x, reduction="sum")
+        misfit = -self.likelihood(z).log_prob(x).sum()
         divergence = 0.5 * (mean**2 + log_variance.exp() - log_variance - 1).sum()
         return (misfit + weight * divergence) / len(x)
 
@@ -122,32 +175,45 @@ def mlp(sizes: tuple[int, ...], activation: type[nn.Module] = nn.Tanh) -> nn.Seq
     return nn.Sequential(*layers[:-1])
 
 
-def fit(vae: VAE, images: Tensor) -> None:
+def fit(vae: VAE, data: Tensor) -> None:
     """Trains a model in place, from a fixed seed; the KL term comes in over the first third."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        _initialize(vae, images.mean(0))
+        _initialize(vae, data)
         optimizer = torch.optim.Adam(vae.parameters(), lr=3e-3)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, NUM_STEPS)
         for step in range(NUM_STEPS):
             optimizer.zero_grad()
-            images_now = images[torch.randint(len(images), (BATCH,))]
-            vae.loss(images_now, KL_WEIGHT * min(1.0, 3 * step / NUM_STEPS)).backward()
+            some = data[torch.randint(len(data), (BATCH,))]
+            vae.loss(some, KL_WEIGHT * min(1.0, 3 * step / NUM_STEPS)).backward()
+            nn.utils.clip_grad_norm_(vae.parameters(), 100.0)
             optimizer.step()
             schedule.step()
 
 
 @torch.no_grad()
-def _initialize(vae: VAE, mean: Tensor) -> None:
-    """Both networks begin at the mean image; far from it they would learn that first, and few dimensions after it."""
+def _initialize(vae: VAE, data: Tensor) -> None:
+    """The encoder begins at the mean of the data, and for pixels the decoder too; else they would learn that first."""
     for layer in vae.modules():
         if isinstance(layer, nn.Linear):
             layer.reset_parameters()
-    vae.encoder[0].bias -= vae.encoder[0].weight @ mean
-    vae.decoder[-1].bias.copy_(torch.logit(mean.clamp(1e-3, 1 - 1e-3)))
+    inputs = vae.family.inputs(data)
+    vae.encoder[0].bias -= vae.encoder[0].weight @ inputs.mean(0)
+    if vae.family is FAMILIES["bernoulli"]:
+        vae.decoder[-1].bias.copy_(torch.logit(data.mean(0).clamp(1e-3, 1 - 1e-3)))
 
 
-def _model(network: nn.Sequential, codes: Tensor, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
+def _model(
+    network: nn.Sequential,
+    codes: Tensor,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    family: Family = FAMILIES["bernoulli"],
+) -> Model:
     network = network.to(device=device, dtype=dtype).requires_grad_(False)
     weights = sum(p.numel() for p in network.parameters() if p.ndim == 2)
-    return Model(lambda z: Bernoulli(logits=network(z)), codes.to(device=device, dtype=dtype), 2 * weights)
+
+    def decoder(z: Tensor) -> Distribution:
+        return family.likelihood(network(z).unflatten(-1, (-1, family.outputs)))
+
+    return Model(decoder, codes.to(device=device, dtype=dtype), 2 * weights)

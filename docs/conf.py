@@ -17,6 +17,7 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # formulas show without a network
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
