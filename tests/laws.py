@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 
 import pullback as pb
+from pullback import testing
 from pullback._autodiff.derivatives import pushforward
 
 
@@ -101,3 +102,8 @@ def check_chord_order(case: Case) -> None:
 
     coarse, fine = relative_error(1.0), relative_error(0.5)
     assert (fine <= 0.35 * coarse + 1e-9).all(), (coarse, fine)
+
+
+def check_promises(case: Case) -> None:
+    """What the family's `Information` declares of itself holds, and is declared wherever the embedding has one number a coordinate."""
+    testing._promises(pb.FisherRaoMetric(case.decoder), case.z, 1e-7)

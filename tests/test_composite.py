@@ -90,6 +90,13 @@ def test_batch_shape_is_the_common_prefix():
     assert p.event_shape == ()
 
 
+def test_an_entropy_that_torch_lacks_is_named():
+    with pytest.raises(
+        NotImplementedError, match=r"entropy of Poisson, a part of this Product\. Estimate it from samples"
+    ):
+        pb.Product(Normal(torch.zeros(3), torch.ones(3)), Poisson(torch.ones(3))).entropy()
+
+
 def test_log_prob_and_entropy_add_over_parts_and_features():
     z = codes()
     p = product(z)

@@ -397,10 +397,14 @@ def test_impossible_orders_are_refused(alpha):
         pb.divergences.Renyi(alpha)
 
 
-@pytest.mark.parametrize("family", [Binomial, NegativeBinomial])
-def test_different_total_counts_are_refused(family):
+@pytest.mark.parametrize("family", [Binomial, NegativeBinomial, Multinomial])
+@pytest.mark.parametrize("measure", ["kl", "symmetrized_kl", "hellinger", "Renyi", "rao_distance"])
+def test_different_total_counts_are_refused(family, measure):
+    functions = {"Renyi": pb.divergences.Renyi(0.4), "rao_distance": pb.rao_distance}
+    divergence = functions.get(measure) or getattr(pb.divergences, measure)
+    p, q = (family(n, probs=tensor(0.3, 0.7)) for n in (3, 5))
     with pytest.raises(NotImplementedError, match="Keep total_count the same for all codes"):
-        pb.divergences.kl(family(3, tensor(0.5)), family(4, tensor(0.5)))
+        divergence(p, q)
 
 
 def test_different_transforms_are_refused():
@@ -428,6 +432,24 @@ def test_registered_divergences_are_used():
 
     named = Named(mixture.mixture_distribution, mixture.component_distribution)
     assert pb.divergences.kl(named, named) == 7.0
+
+
+def test_a_registered_divergence_of_a_subclass_wins_over_the_rule_of_its_base():
+    class Shifted(Normal):
+        pass
+
+    class Further(Shifted):
+        pass
+
+    p, q = Normal(tensor(0.0), tensor(1.0)), Normal(tensor(1.0), tensor(1.0))
+    before = pb.divergences.kl(p, q)
+    torch.distributions.register_kl(Shifted, Shifted)(lambda p, q: 7 + 0 * p.loc)
+    for family in (Shifted, Further):
+        first, second = (family(r.loc, r.scale) for r in (p, q))
+        assert pb.divergences.kl(first, second) == 7
+        assert pb.divergences.kl(Independent(first, 1), Independent(second, 1)) == 7
+        assert pb.divergences.kl(pb.Product(first, p), pb.Product(second, q)) == 7 + before
+    assert pb.divergences.kl(p, q) == before
 
 
 def test_half_cauchy_has_the_divergence_of_cauchy():

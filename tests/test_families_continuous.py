@@ -32,7 +32,7 @@ from torch.distributions import (
 
 import pullback as pb
 from continuous import CASES, EULER, F64, Z, curved, length, low_rank, parameter, student
-from laws import Case, check_embedding, check_frame, check_kl_hessian, check_score_covariance
+from laws import Case, check_embedding, check_frame, check_kl_hessian, check_promises, check_score_covariance
 
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 embedded = pytest.mark.parametrize("case", [case for case in CASES if case.embedded], ids=str)
@@ -56,6 +56,7 @@ def test_embedding_reproduces_the_information(case: Case) -> None:
 @embedded
 def test_frame_is_the_derivative_of_the_embedding(case: Case) -> None:
     check_frame(case)
+    check_promises(case)
 
 
 @embedded

@@ -26,7 +26,8 @@ from torch.distributions import (
 from torch.nn.functional import softplus
 
 import pullback as pb
-from laws import Case, check_embedding, check_frame, check_kl_hessian, check_score_covariance
+from laws import Case, check_embedding, check_frame, check_kl_hessian, check_promises, check_score_covariance
+from pullback import testing
 from pullback._families.counts import _negative_binomial_root
 
 F32, F64 = torch.float32, torch.float64
@@ -108,6 +109,7 @@ def test_embedding_reproduces_the_information(case):
 @embedded
 def test_frame_is_the_derivative_of_the_embedding(case):
     check_frame(case)
+    check_promises(case)
 
 
 @embedded
@@ -443,19 +445,50 @@ def test_continuous_bernoulli_has_no_closed_form_distance():
 @pytest.mark.parametrize("family", [Binomial, NegativeBinomial])
 def test_distance_needs_equal_total_counts(family):
     p, q = (family(torch.tensor(n), logits=torch.zeros(1)) for n in (2.0, 3.0))
-    with pytest.raises(NotImplementedError, match="Give both the same total_count"):
+    with pytest.raises(NotImplementedError, match="Keep total_count the same"):
         pb.rao_distance(p, q)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_the_chart_of_bernoulli_is_its_embedding_and_the_root_of_its_information(dtype):
+def test_the_root_of_bernoulli_is_the_slope_of_its_embedding_at_every_saturation(dtype):
     logits = torch.cat([torch.linspace(-40, 40, 401), torch.tensor([-3000.0, -180.0, 180.0, 3000.0])]).to(dtype)
-    p = Bernoulli(logits=logits)
-    info, dual = pb.fisher(p), pb.embed(p)
-    assert dual is not None
-    assert info.chart is not None
+    info = pb.fisher(Bernoulli(logits=logits))
     assert info.root is not None
-    phi, slope = info.chart(info.eta)
+    slope = 0.5 / torch.cosh(0.5 * logits.double())
     eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(phi, dual[0], rtol=0, atol=4 * eps)
-    torch.testing.assert_close(slope, info.root(info.eta, torch.ones_like(info.eta)), rtol=8 * eps, atol=1e-30)
+    found = info.root(info.eta, torch.ones_like(info.eta))[..., 0]
+    torch.testing.assert_close(found.double(), slope, rtol=64 * eps, atol=1e-30)
+
+
+class Claimed(torch.distributions.Distribution):
+    """A family that says of itself what is not true."""
+
+    def __init__(self, rate: Tensor):
+        self.rate = rate
+        super().__init__(rate.shape[:-1], rate.shape[-1:], validate_args=False)
+
+
+@pb.embed.register
+def _(p: Claimed, origin=None):
+    phi = 2 * p.rate.sqrt()
+    return phi, phi
+
+
+@pytest.mark.parametrize(
+    ("root", "sentence"),
+    [
+        (lambda eta, u: u / eta.sqrt(), None),
+        (lambda eta, u: -u / eta.sqrt(), "derivative of the family's Euclidean embedding"),
+        (lambda eta, u: (u / eta.sqrt()).flip(-1), "each number of its root must depend"),
+        (lambda eta, u: u / eta.sqrt() * (1 + (eta.sum(-1, keepdim=True) > 3)), "each number of its root must depend"),
+    ],
+)
+def test_what_an_information_promises_is_checked(root, sentence):
+    pb.fisher.register(Claimed)(lambda p: pb.Information(p.rate, root=root, isometric=True, separable=True))
+    metric = pb.FisherRaoMetric(lambda z: Claimed(z.exp()))
+    z = torch.tensor([[0.3, 0.6], [0.4, 0.3990]], dtype=torch.float64)
+    if sentence is None:
+        pb.testing.check_metric(metric, z)
+        return
+    with pytest.raises(AssertionError, match=sentence):
+        testing._promises(metric, z, 1e-7)

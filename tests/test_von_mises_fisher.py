@@ -14,7 +14,7 @@ from torch.distributions import Distribution, Independent, VonMises, kl_divergen
 from torch.nn.functional import normalize, softplus
 
 import pullback as pb
-from laws import Case, check_embedding, check_frame, check_kl_hessian, check_score_covariance
+from laws import Case, check_embedding, check_frame, check_kl_hessian, check_promises, check_score_covariance
 from pullback._families.von_mises_fisher import _angle_slope
 from pullback._numerics.special import resultant
 
@@ -358,6 +358,7 @@ def test_embedding_reproduces_the_information(case):
 @cases
 def test_frame_is_the_derivative_of_the_embedding(case):
     check_frame(case)
+    check_promises(case)
 
 
 @cases
@@ -457,7 +458,7 @@ def test_with_free_concentration_there_are_shorter_paths():
     "family", [lambda k: VonMises(torch.zeros(1), torch.tensor(k)), lambda k: pb.VonMisesFisher(torch.eye(3)[0], k)]
 )
 def test_distance_needs_equal_concentrations(family):
-    with pytest.raises(NotImplementedError, match="Give both the same concentration"):
+    with pytest.raises(NotImplementedError, match="Keep concentration the same"):
         pb.rao_distance(family(1.0), family(2.0))
 
 

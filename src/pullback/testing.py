@@ -19,8 +19,11 @@ import torch
 from torch import Tensor
 
 from pullback._autodiff.derivatives import pushforward
-from pullback._decoders.contract import observed
+from pullback._decoders.contract import decode, observed
+from pullback._families.fisher import fisher
+from pullback._families.information import Information
 from pullback._metrics.base import Metric
+from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._typing import Float
 
 __all__ = ["check_metric"]
@@ -32,7 +35,8 @@ def check_metric(metric: Metric, z: Float[Tensor, "*batch d"], *, rtol: float | 
     The laws: shapes for codes of any batch shape, dtype and device kept; M symmetric and positive semi-definite; `inner`,
     `norm` and `log_volume` are those of M; `ds2` symmetric, not negative, zero for equal codes, and equal to ``vᵀ M v`` up to third
     order in ``v``; a batch gives what a loop over its codes gives; a NaN in one code is refused or stays with that code; and if
-    the metric is a dataclass with a field ``decoder``, M transforms as a tensor under a change of latent coordinates.
+    the metric is a dataclass with a field ``decoder``, M transforms as a tensor under a change of latent coordinates. For a
+    `FisherRaoMetric`, what the family's `Information` promises (``isometric``, ``separable``) holds at the codes.
 
     **Arguments:**
 
@@ -45,7 +49,7 @@ def check_metric(metric: Metric, z: Float[Tensor, "*batch d"], *, rtol: float | 
     if len(codes) < 2:
         raise ValueError("check_metric compares codes with each other: give at least two, of shape (n, d).")
     tolerance = rtol or 10 * torch.finfo(z.dtype).eps ** 0.5
-    for law in (_shapes, _loop, _tensor, _operations, _steps, _order, _nan, _coordinates):
+    for law in (_shapes, _loop, _tensor, _operations, _steps, _order, _nan, _coordinates, _promises):
         law(metric, codes, tolerance)
 
 
@@ -209,3 +213,55 @@ def _coordinates(metric: Metric, z: Tensor, tolerance: float) -> None:
         "tensor(z) must transform as a tensor, Dgᵀ M Dg, under a change of latent coordinates: derive it from the decoded "
         "distributions alone.",
     )
+
+
+def _promises(metric: Metric, z: Tensor, tolerance: float) -> None:
+    """An `Information` that calls itself isometric or separable is: solvers rely on it without looking."""
+    if not isinstance(metric, FisherRaoMetric):
+        return
+    decoder = observed(metric.decoder)
+    info = fisher(decode(decoder, z))
+    if info.separable:
+        _require(info.isometric and _is_separable(info, tolerance), _NOT_SEPARABLE)
+    if info.isometric:
+        _require(_is_isometric(metric, z, tolerance), _NOT_ISOMETRIC)
+
+
+_NOT_SEPARABLE = (
+    "An Information with separable=True must be isometric, and each number of its root must depend on the coordinate in its own "
+    "place alone. Leave separable at False."
+)
+_NOT_ISOMETRIC = (
+    "An Information with isometric=True must have the derivative of the family's Euclidean embedding (pullback.embed) for its root, "
+    "entry by entry and with its sign. Leave isometric at False, or change one of the two."
+)
+
+
+def _is_isometric(metric: FisherRaoMetric, z: Tensor, tolerance: float) -> bool:
+    def both(z: Tensor) -> tuple[Tensor, Tensor]:
+        dual = metric.embed(z)
+        assert dual is not None, _NOT_ISOMETRIC
+        return fisher(decode(observed(metric.decoder), z)).eta, dual[0]
+
+    (eta, _), (coordinates, embedding) = pushforward(both, z)
+    root = fisher(decode(observed(metric.decoder), z)).root
+    assert root is not None, _NOT_ISOMETRIC
+    pushed = root(eta, coordinates).flatten(2).movedim(0, 1)
+    return pushed.shape == embedding.movedim(0, 1).shape and _close(pushed, embedding.movedim(0, 1), tolerance)
+
+
+def _is_separable(info: Information, tolerance: float) -> bool:
+    """For every digit of the places in base two, those with digit 0 are moved: the others must not notice. Any two differ in one."""
+    eta, root = info.eta.detach(), info.root
+    assert root is not None, _NOT_SEPARABLE
+    one, place = torch.ones_like(eta), torch.arange(eta.shape[-1], device=eta.device)
+    base = root(eta, one)
+    if base.shape != eta.shape:
+        return False
+    for digit in range(eta.shape[-1].bit_length()):
+        half = (place >> digit) % 2 == 1
+        for kept in (half, ~half):
+            moved = root(torch.where(kept, eta, 1.01 * eta), torch.where(kept, one, 0))
+            if not _close(moved.flatten(1), torch.where(kept, base, 0).flatten(1), tolerance):
+                return False
+    return True

@@ -133,7 +133,7 @@ class UnitNormal(Normal):
 @fisher.register
 def _(p: UnitNormal) -> Information:
     r"""Coordinate μ: I = 1."""
-    return Information(p.loc[..., None], root=lambda eta, u: u, isometric=True)
+    return Information(p.loc[..., None], root=lambda eta, u: u, isometric=True, separable=True)
 
 
 @embed.register

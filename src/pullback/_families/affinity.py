@@ -37,13 +37,19 @@ from torch.distributions import (
     OneHotCategorical,
     Poisson,
     TransformedDistribution,
+    VonMises,
     Weibull,
 )
 from torch.nn.functional import logsigmoid
 
 from pullback._families.composite import fixed_base
+from pullback._families.embedding import check_equal
 from pullback._families.product import Product
+from pullback._families.von_mises_fisher import VonMisesFisher
 from pullback._numerics.elementary import log_gamma
+from pullback._numerics.special import resultant
+
+_WHAT = "Rényi and Hellinger divergence"
 
 
 @singledispatch
@@ -122,6 +128,7 @@ def _(p: Bernoulli, q: Bernoulli, alpha: float) -> Tensor:
 @log_affinity.register
 def _(p: Binomial, q: Binomial, alpha: float) -> Tensor:
     r"""The Bernoulli's, times the number of trials."""
+    check_equal(_WHAT, "total_count", p, q)
     return p.total_count * _binary(p.logits, q.logits, alpha)
 
 
@@ -135,7 +142,8 @@ def _(p: Geometric, q: Geometric, alpha: float) -> Tensor:
 
 @log_affinity.register
 def _(p: NegativeBinomial, q: NegativeBinomial, alpha: float) -> Tensor:
-    r"""A negative binomial series: :math:`r (\log b - \log(1 - a))` with a, b as above; the total count is that of both."""
+    r"""A negative binomial series: :math:`r (\log b - \log(1 - a))` with a, b as above, for equal total counts."""
+    check_equal(_WHAT, "total_count", p, q)
     success = alpha * logsigmoid(p.logits) + (1 - alpha) * logsigmoid(q.logits)
     failure = alpha * logsigmoid(-p.logits) + (1 - alpha) * logsigmoid(-q.logits)
     return p.total_count * (failure - torch.log(-torch.expm1(success)))
@@ -156,6 +164,7 @@ def _(p: OneHotCategorical, q: OneHotCategorical, alpha: float) -> Tensor:
 @log_affinity.register
 def _(p: Multinomial, q: Multinomial, alpha: float) -> Tensor:
     r"""The categorical's, times the number of trials."""
+    check_equal(_WHAT, "total_count", p, q)
     return p.total_count * torch.logsumexp(alpha * p.logits + (1 - alpha) * q.logits, dim=-1)
 
 
@@ -171,6 +180,27 @@ def _(p: Exponential, q: Exponential, alpha: float) -> Tensor:
     rate = alpha * p.rate + (1 - alpha) * q.rate
     value = alpha * (p.rate / rate).log() + (1 - alpha) * (q.rate / rate).log()
     return torch.where(rate > 0, value, torch.inf)
+
+
+@log_affinity.register
+def _(p: VonMises, q: VonMises, alpha: float) -> Tensor:
+    r"""That of von Mises-Fisher on the circle."""
+    directions = (torch.stack([torch.cos(r.loc), torch.sin(r.loc)], -1) for r in (p, q))
+    return _directional(2, alpha, *directions, p.concentration, q.concentration)
+
+
+@log_affinity.register
+def _(p: VonMisesFisher, q: VonMisesFisher, alpha: float) -> Tensor:
+    r"""The gap of the log-partition :math:`\log \int e^{\kappa \mu^\top x}` at the natural parameters :math:`\kappa\mu`."""
+    return _directional(p.event_shape[0], alpha, p.loc, q.loc, p.concentration, q.concentration)
+
+
+def _directional(dim: int, alpha: float, loc: Tensor, loc1: Tensor, kappa: Tensor, kappa1: Tensor) -> Tensor:
+    first, second = alpha * kappa, (1 - alpha) * kappa1
+    between = first[..., None] * loc + second[..., None] * loc1
+    length = torch.linalg.vector_norm(between, dim=-1)
+    gap = resultant(dim, length).log_partition - alpha * resultant(dim, kappa).log_partition
+    return gap - (1 - alpha) * resultant(dim, kappa1).log_partition + (length - first - second)
 
 
 @log_affinity.register

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Multinomial, OneHotCategorical
 
-from pullback._families.counts import check_same_total_count, given_probs
-from pullback._families.embedding import Dual, embed
+from pullback._families.counts import given_probs
+from pullback._families.embedding import Dual, check_equal, embed
 from pullback._families.fisher import fisher
 from pullback._families.information import Information
 from pullback._families.rao import rao_distance
@@ -73,7 +73,7 @@ def _(p: Categorical | OneHotCategorical, q: Categorical | OneHotCategorical) ->
 @rao_distance.register(Multinomial)
 def _(p: Multinomial, q: Multinomial) -> Tensor:
     r"""2 √n arccos Σ √(p q), for equal sample sizes n."""
-    check_same_total_count(p, q)
+    check_equal("Fisher-Rao distance", "total_count", p, q)
     return math.sqrt(p.total_count) * _simplex_distance(_log_probs(p), _log_probs(q))
 
 

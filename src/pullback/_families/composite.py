@@ -145,8 +145,9 @@ def joined(parts: Sequence[Information]) -> Information:
     exact = all(part.exact for part in parts)
     eta = torch.cat([part.eta for part in parts], dim=-1)
     if len(roots) == len(parts):
-        isometric = all(part.isometric for part in parts)
-        return Information(eta, root=_side_by_side(roots, sizes), exact=exact, isometric=isometric)
+        isometric, separable = (all(getattr(part, name) for part in parts) for name in ("isometric", "separable"))
+        root = _side_by_side(roots, sizes)
+        return Information(eta, root=root, exact=exact, isometric=isometric, separable=separable)
     return Information(eta, product=_side_by_side([_product(part) for part in parts], sizes), exact=exact)
 
 

@@ -27,7 +27,7 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
-from pullback._families.embedding import Dual, embed, fixed
+from pullback._families.embedding import Dual, check_equal, embed, fixed
 from pullback._families.fisher import fisher
 from pullback._families.information import Information
 from pullback._families.rao import rao_distance
@@ -44,7 +44,7 @@ def _(p: Bernoulli) -> Information:
         root=lambda eta, u: _deviation(eta) * u,
         product=lambda eta, u: torch.sigmoid(eta) * torch.sigmoid(-eta) * u,
         isometric=True,
-        chart=_arc_and_deviation,
+        separable=True,
     )
 
 
@@ -71,13 +71,6 @@ def given_probs(p: Distribution) -> bool:
     """Whether `p` was built from ``probs=``; the logits torch then offers are clamped."""
     attributes = vars(p)
     return attributes["_param"] is attributes.get("probs") if "_param" in attributes else "logits" not in attributes
-
-
-def _arc_and_deviation(logits: Tensor) -> tuple[Tensor, Tensor]:
-    r"""φ = 2 arctan t - π/2 and its derivative 1 / (t + 1/t), with t = exp(l/2)."""
-    t = (0.5 * logits).exp_()
-    slope = t.reciprocal().add_(t).reciprocal_()
-    return _arc_of_root_odds(t), slope
 
 
 def _arc_of_root_odds(t: Tensor) -> Tensor:
@@ -142,10 +135,10 @@ def _(p: Bernoulli, q: Bernoulli) -> Tensor:
     return _arc(_log_odds(p), _log_odds(q)).abs()
 
 
-@rao_distance.register(Binomial)
+@rao_distance.register(Binomial, known="total_count")
 def _(p: Binomial, q: Binomial) -> Tensor:
     r"""2 √n |arcsin √p - arcsin √q|, for equal numbers of trials."""
-    check_same_total_count(p, q)
+    check_equal("Fisher-Rao distance", "total_count", p, q)
     return p.total_count.sqrt() * _arc(_log_odds(p), _log_odds(q)).abs()
 
 
@@ -167,7 +160,7 @@ def _(p: ContinuousBernoulli, origin: Distribution | None = None) -> Dual:
 @fisher.register
 def _(p: Poisson) -> Information:
     r"""Coordinate rate λ: I = 1/λ. A rate of exactly zero that does not move contributes nothing."""
-    return Information(p.rate[..., None], root=lambda eta, u: u / _positive(eta).sqrt(), isometric=True)
+    return Information(p.rate[..., None], root=lambda eta, u: u / _positive(eta).sqrt(), isometric=True, separable=True)
 
 
 @embed.register
@@ -190,7 +183,12 @@ def _positive(rate: Tensor) -> Tensor:
 @fisher.register
 def _(p: Geometric) -> Information:
     r"""Coordinate logit l of the probability to stop: I = 1 - p."""
-    return Information(_log_odds(p)[..., None], root=lambda eta, u: torch.exp(0.5 * logsigmoid(-eta)) * u)
+    return Information(
+        _log_odds(p)[..., None],
+        root=lambda eta, u: -torch.exp(0.5 * logsigmoid(-eta)) * u,
+        isometric=True,
+        separable=True,
+    )
 
 
 @embed.register
@@ -244,18 +242,8 @@ def _negative_binomial_arc(p: NegativeBinomial) -> Tensor:
     return p.total_count.sqrt() * artanh_root_sigmoid(_log_odds(p))
 
 
-@rao_distance.register(NegativeBinomial)
+@rao_distance.register(NegativeBinomial, known="total_count")
 def _(p: NegativeBinomial, q: NegativeBinomial) -> Tensor:
     r"""2 √r |arsinh √(μ/r) - arsinh √(μ'/r)|, for equal total counts: the distance within the family of that known count."""
-    check_same_total_count(p, q)
+    check_equal("Fisher-Rao distance", "total_count", p, q)
     return (_negative_binomial_arc(p) - _negative_binomial_arc(q)).abs()
-
-
-def check_same_total_count(p: Distribution, q: Distribution) -> None:
-    """Raises where the sizes of two samples differ: no distance is known between them."""
-    counts = (torch.as_tensor(d.total_count) for d in (p, q))  # pyright: ignore[reportAttributeAccessIssue]
-    if not torch.eq(*counts).all():
-        raise NotImplementedError(
-            f"The Fisher-Rao distance of two {type(p).__name__} with different total_count has no closed form. Give both the "
-            "same total_count."
-        )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributions import VonMises
 
-from pullback._families.embedding import Dual, embed
+from pullback._families.embedding import Dual, check_equal, embed
 from pullback._families.fisher import fisher
 from pullback._families.information import Information
 from pullback._families.rao import rao_distance
@@ -85,7 +85,7 @@ def _dual_at(offset: Tensor, concentration: Tensor) -> Dual:
     return phi, torch.cat([-a - deficit * (1 - a), deficit, length * offset], -1)
 
 
-@rao_distance.register(VonMises)
+@rao_distance.register(VonMises, known="concentration")
 def _(p: VonMises, q: VonMises) -> Tensor:
     r"""√(κ A₂(κ)) times the angle: see the rule for `VonMisesFisher`."""
     half = 0.5 * (p.loc - q.loc)
@@ -93,13 +93,12 @@ def _(p: VonMises, q: VonMises) -> Tensor:
     return _radius(2, p, q) * angle
 
 
-@rao_distance.register(VonMisesFisher)
+@rao_distance.register(VonMisesFisher, known="concentration")
 def _(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     r"""√(κ A_p(κ)) times the angle, for equal concentrations: the distance within the family of that known concentration.
 
     The family of all concentrations is a different space: there a shorter path first lowers κ, turns where turning is cheap and
-    raises κ again, and its length has no closed form. So this bounds the distance of two codes from below only where the
-    decoder's concentration is a constant.
+    raises κ again, and its length has no closed form.
     """
     angle = 2 * torch.atan2(
         torch.linalg.vector_norm(p.loc - q.loc, dim=-1), torch.linalg.vector_norm(p.loc + q.loc, dim=-1)
@@ -108,9 +107,5 @@ def _(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
 
 
 def _radius(dimension: int, p: VonMises | VonMisesFisher, q: VonMises | VonMisesFisher) -> Tensor:
-    if not (p.concentration == q.concentration).all():
-        raise NotImplementedError(
-            f"The Fisher-Rao distance of two {type(p).__name__} with different concentrations has no closed form. Give both the "
-            "same concentration, or integrate with pullback.distance and an identity decoder."
-        )
+    check_equal("Fisher-Rao distance", "concentration", p, q)
     return _scales(dimension, p.concentration)[0]

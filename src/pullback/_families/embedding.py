@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from functools import singledispatch
 
+import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -57,6 +58,15 @@ def fixed(parameter: Tensor, origin: Tensor | None = None) -> bool:
     """
     along_codes = parameter.ndim == 0 or bool((parameter == parameter[:1]).all())
     return along_codes and (origin is None or bool((parameter == origin).all()))
+
+
+def check_equal(what: str, parameter: str, p: Distribution, q: Distribution) -> None:
+    """Raises where a parameter that a closed form takes for known differs between two members of a family."""
+    if not torch.eq(*(torch.as_tensor(getattr(r, parameter)) for r in (p, q))).all():
+        raise NotImplementedError(
+            f"The {what} of two {type(p).__name__} with different {parameter} has no closed form. Keep {parameter} the same for "
+            "all codes; or measure with pullback.FisherRaoMetric, which lets it vary, or pullback.divergences.MonteCarloKL(1000)."
+        )
 
 
 def squared_chord(p: Distribution, q: Distribution, num_batch: int) -> Tensor | None:

@@ -55,27 +55,43 @@ def _(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
     eigenvalues. This covers equal means, d² = ½ Σ log² λ_i, and equal covariances. Otherwise no closed form is known: Pinele,
     Strapasson and Costa, "The Fisher-Rao distance between multivariate normal distributions" (2020).
     """
-    loc, cov, _ = _whitened(q, p)
-    square = (loc * loc).sum(-1)
-    axis = loc / torch.where(square > 0, square, 1).sqrt()[..., None]
-    image = (cov @ axis[..., None])[..., 0]
-    stretch = (axis * image).sum(-1)
-    _check_eigenvector(image - stretch[..., None] * axis, cov)
-    rest = torch.linalg.eigvalsh(cov - stretch[..., None, None] * axis[..., None] * axis[..., None, :]).log1p()
-    scale = (1 + stretch).sqrt()
-    chord = (square / 2 + (stretch / (1 + scale)) ** 2) / scale  # S = 1 + stretch along the axis
-    along = 2 * 2**0.5 * torch.asinh(_root(chord) / 2)
-    return _root(along**2 + 0.5 * (rest * rest).sum(-1))
-
-
-def _check_eigenvector(residual: Tensor, cov: Tensor) -> None:
-    tolerance = torch.finfo(cov.dtype).eps ** (2 / 3)
-    if (residual.norm(dim=-1) > tolerance * (1 + torch.linalg.matrix_norm(cov))).any():
+    distance, holds = closed_distance(p, q)
+    if not holds.all():
         raise NotImplementedError(
             "The Fisher-Rao distance of two MultivariateNormal is known in closed form only for equal means, equal covariances, or "
             "means that differ along an eigenvector of one covariance relative to the other. Integrate instead: "
             "pullback.distance with an identity decoder."
         )
+    return distance
+
+
+def closed_distance(p: MultivariateNormal, q: MultivariateNormal) -> tuple[Tensor, Tensor]:
+    """The closed form of the distance, and where it holds."""
+    loc, cov, _ = _whitened(q, p)
+    square = (loc * loc).sum(-1)
+    axis = loc / torch.where(square > 0, square, 1).sqrt()[..., None]
+    image = (cov @ axis[..., None])[..., 0]
+    stretch = (axis * image).sum(-1)
+    residual = torch.linalg.vector_norm(image - stretch[..., None] * axis, dim=-1)
+    holds = residual <= torch.finfo(cov.dtype).eps ** (2 / 3) * (1 + torch.linalg.matrix_norm(cov))
+    rest = torch.linalg.eigvalsh(cov - stretch[..., None, None] * axis[..., None] * axis[..., None, :]).log1p()
+    scale = (1 + stretch).sqrt()
+    chord = (square / 2 + (stretch / (1 + scale)) ** 2) / scale  # S = 1 + stretch along the axis
+    along = 2 * 2**0.5 * torch.asinh(_root(chord) / 2)
+    return _root(along**2 + 0.5 * (rest * rest).sum(-1)), holds
+
+
+def embedded_distance(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
+    r"""A lower bound of the distance: that of the matrices :math:`\begin{pmatrix} \Sigma + \mu\mu^\top & \mu \\ \mu^\top & 1 \end{pmatrix}`.
+
+    The map to positive definite matrices with the metric :math:`\tfrac12 \mathrm{tr}(P^{-1} dP)^2` is isometric. Calvo and Oller, "A
+    distance between multivariate normal distributions based in an embedding into the Siegel group" (1990).
+    """
+    loc, cov, _ = _whitened(q, p)
+    column = loc[..., None]
+    top = torch.cat([cov + column * column.mT, column], -1)
+    excess = torch.cat([top, torch.cat([column.mT, torch.zeros_like(column[..., :1, :])], -1)], -2)
+    return _root(0.5 * torch.linalg.eigvalsh(excess).clamp_min(-1).log1p().square().sum(-1))
 
 
 def _root(x: Tensor) -> Tensor:

@@ -33,8 +33,8 @@ class Information:
     - `product`: ``product(eta, u)`` :math:`= I(\eta) u`, of the shape of ``u``.
     - `isometric`: True promises that `root` is the derivative of the family's Euclidean embedding (`pullback.embed`), entry by entry,
       which saves the solvers from differentiating the embedding.
-    - `chart`: where each coordinate has a number of the embedding to itself, ``chart(eta)`` may return that and its derivative at
-      once, both of the shape of ``eta``, if that is cheaper than `root` and `pullback.embed` one after the other. Constants only.
+    - `separable`: True promises that each number of `root` depends on the coordinate and the tangent in its own place alone, so the
+      information is diagonal. `pullback.testing.check_metric` verifies both promises.
     - `exact`: False where the information is an estimate (see `pullback.score_information`).
     """
 
@@ -43,7 +43,7 @@ class Information:
     product: Linear | None = None
     exact: bool = True
     isometric: bool = False
-    chart: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    separable: bool = False
 
     def __post_init__(self) -> None:
         if self.root is None and self.product is None:

@@ -35,13 +35,16 @@ from torch.distributions import (
     Poisson,
     VonMises,
     Weibull,
+    register_kl,
 )
 from torch.distributions import kl as torch_kl
 from torch.distributions.utils import euler_constant
 from torch.nn.functional import logsigmoid
 
 from pullback._autodiff.rewrites import Rewritten
+from pullback._autodiff.torch_internals import has_registered_kl
 from pullback._families.composite import fixed_base
+from pullback._families.embedding import check_equal
 from pullback._families.product import Product
 from pullback._numerics.elementary import digamma, even_excess, excess, log_gamma
 
@@ -49,8 +52,13 @@ Rule = Callable[[Any, Any], Tensor]
 
 
 def rule_for(p: Distribution, q: Distribution) -> Rule:
-    """The rule of the library for two members of one family, or torch's."""
-    return positive_kl.dispatch(type(p)) if type(p) is type(q) else torch_rule
+    """The rule of the library for two members of one family, unless `register_kl` has a more specific one; or torch's."""
+    family = type(p)
+    if family is not type(q):
+        return torch_rule
+    ours = positive_kl.dispatch(family)
+    base = next(cls for cls in family.__mro__ if positive_kl.registry.get(cls) is ours)
+    return torch_rule if has_registered_kl(family, base) else ours
 
 
 @singledispatch
@@ -162,7 +170,7 @@ def _(p: Bernoulli, q: Bernoulli) -> Tensor:
 @positive_kl.register
 def _(p: Binomial, q: Binomial) -> Tensor:
     r"""The Bernoulli's, times the number of trials."""
-    _require_equal_counts(p, q)
+    check_equal("Kullback-Leibler divergence", "total_count", p, q)
     return p.total_count * _binary(p.logits, q.logits)
 
 
@@ -175,7 +183,7 @@ def _(p: Geometric, q: Geometric) -> Tensor:
 @positive_kl.register
 def _(p: NegativeBinomial, q: NegativeBinomial) -> Tensor:
     r"""The Bernoulli's, times the expected number of trials :math:`r/(1-p)`."""
-    _require_equal_counts(p, q)
+    check_equal("Kullback-Leibler divergence", "total_count", p, q)
     return p.total_count * _binary(p.logits, q.logits) / torch.sigmoid(-p.logits)
 
 
@@ -192,7 +200,7 @@ def _(p: OneHotCategorical, q: OneHotCategorical) -> Tensor:
 @positive_kl.register
 def _(p: Multinomial, q: Multinomial) -> Tensor:
     r"""The categorical's, times the number of trials."""
-    _require_equal_counts(p, q)
+    check_equal("Kullback-Leibler divergence", "total_count", p, q)
     return p.total_count * _categorical(p.logits, q.logits)
 
 
@@ -202,6 +210,7 @@ def _(p: Independent, q: Independent) -> Tensor:
     return value.flatten(len(p.batch_shape)).sum(-1) if value.ndim > len(p.batch_shape) else value
 
 
+@register_kl(Product, Product)
 @positive_kl.register
 def _(p: Product, q: Product) -> Tensor:
     return p.summed([rule_for(a, b)(a, b) for a, b in zip(p.components, q.components, strict=True)])
@@ -242,11 +251,3 @@ def _dirichlet(alpha: Tensor, other: Tensor) -> Tensor:
         return log_gamma(b) - log_gamma(a) - (b - a) * digamma(a)
 
     return gap(alpha, other).sum(-1) - gap(alpha.sum(-1), other.sum(-1))
-
-
-def _require_equal_counts(p: Any, q: Any) -> None:
-    if bool((torch.as_tensor(p.total_count) != torch.as_tensor(q.total_count)).any()):
-        raise NotImplementedError(
-            f"The Kullback-Leibler divergence of two {type(p).__name__} with different total_count has no closed form. Keep "
-            "total_count the same for all codes, or use pullback.divergences.MonteCarloKL(num_samples=1000)."
-        )

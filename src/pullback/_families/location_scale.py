@@ -36,7 +36,7 @@ from torch.distributions import (
 )
 from torch.distributions.utils import euler_constant
 
-from pullback._families.embedding import Dual, embed, fixed
+from pullback._families.embedding import Dual, check_equal, embed, fixed
 from pullback._families.fisher import fisher
 from pullback._families.information import Information
 from pullback._families.rao import rao_distance
@@ -82,7 +82,9 @@ def half_line(family: type[Distribution], *, c: float) -> Callable[[Line], Line]
             return phi, phi
 
         def information(p: Distribution) -> Information:
-            return Information(chart(p)[..., None], root=lambda eta, u: math.sqrt(c) * u / eta, isometric=True)
+            return Information(
+                chart(p)[..., None], root=lambda eta, u: math.sqrt(c) * u / eta, isometric=True, separable=True
+            )
 
         fisher.register(family, information)
         embed.register(family, dual)
@@ -204,14 +206,10 @@ def _(p: StudentT, origin: StudentT | None = None) -> Dual | None:
     return _dual(p.loc - loc0, p.scale, scale0, *_student_constants(p.df))
 
 
-@rao_distance.register(StudentT)
+@rao_distance.register(StudentT, known="df")
 def _(p: StudentT, q: StudentT) -> Tensor:
     """The half-plane distance for equal ν, within the family of that ν."""
-    if not (p.df == q.df).all():
-        raise NotImplementedError(
-            "The Fisher-Rao distance of two StudentT with different df has no closed form. Give both the same df, or "
-            "integrate with pullback.distance and an identity decoder."
-        )
+    check_equal("Fisher-Rao distance", "df", p, q)
     return _distance(q.loc - p.loc, p.scale, q.scale, *_student_constants(p.df))
 
 

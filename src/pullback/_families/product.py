@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import Distribution, kl_divergence, register_kl
+from torch.distributions import Distribution
 
 Values = tuple[Any, ...]
 _ONE = Size()
@@ -84,7 +84,7 @@ class Product(Distribution):
 
     def entropy(self) -> Tensor:
         """The sum of the parts' entropies."""
-        return self.summed([part.entropy() for part in self.components])
+        return self.summed([_entropy(part) for part in self.components])
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Product:
         """The same parts with the batch shape expanded; their features stay."""
@@ -107,15 +107,20 @@ class Product(Distribution):
         return f"Product({', '.join(map(repr, self.components))})"
 
 
+def _entropy(part: Distribution) -> Tensor:
+    try:
+        return part.entropy()
+    except NotImplementedError as error:
+        name = type(part).__name__
+        raise NotImplementedError(
+            f"torch has no closed form of the entropy of {name}, a part of this Product. Estimate it from samples: "
+            "-product.log_prob(product.sample((1000,))).mean(0)."
+        ) from error
+
+
 def _common_prefix(shapes: Sequence[Size]) -> Size:
     return Size(sizes[0] for sizes in takewhile(lambda s: len(set(s)) == 1, zip(*shapes, strict=False)))
 
 
 def _sum_last(value: Tensor, n: int) -> Tensor:
     return value.flatten(value.ndim - n).sum(-1) if n else value
-
-
-@register_kl(Product, Product)
-def _kl_product(p: Product, q: Product) -> Tensor:
-    """The sum of the parts' divergences."""
-    return p.summed([kl_divergence(*pair) for pair in zip(p.components, q.components, strict=True)])

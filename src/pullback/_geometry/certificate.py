@@ -2,7 +2,7 @@ r"""What is known for certain about a distance.
 
 A solver's answer is a curve, and any curve bounds the distance from above by its length. From below the family itself bounds it:
 a curve of codes is a curve of distributions, so it is at least as long as the shortest curve through *all* distributions of the
-family, whose length is known in closed form for many families (`pullback.rao_distance`),
+family that the decoder may reach. Its length is known in closed form for many families (`pullback.rao_distance`), and bounded for others,
 
 .. math:: d_{\text{Rao}}(p_a, p_b) \le d(a, b) \le L(\gamma).
 
@@ -17,13 +17,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, TransformedDistribution, VonMises
 
 from pullback._curves.curve import CubicSpline, length
 from pullback._decoders.contract import decode, observed, unvalidated
-from pullback._families.product import Product
-from pullback._families.rao import rao_distance
-from pullback._families.von_mises_fisher import VonMisesFisher
+from pullback._families.lower_bound import lower_bound
 from pullback._geometry.distance import discretised, stationary
 from pullback._geometry.geodesic import Geodesic
 from pullback._metrics.base import Metric
@@ -33,7 +30,6 @@ from pullback._typing import Bool, Float
 
 _MEASURED_ON = 1024  # segments, at least
 _MARGIN = 1e-9  # of a Hessian's diagonal: what positive definiteness must have to spare, to be more than rounding
-_PROBES = 17  # codes of a path at which parameters are compared
 _MAX_NODES = 2**14  # of paths handled at once
 
 
@@ -43,8 +39,9 @@ class Certificate:
 
     **Attributes:**
 
-    - `lower`: distance of the decoded end points on the whole family, where that has a closed form, or in the metric's
-      Euclidean embedding; 0 where neither is known.
+    - `lower`: distance of the decoded end points on the whole family, where that has a closed form; otherwise the angle between
+      their square roots, or the straight line in the metric's Euclidean embedding; 0 where none is known. A closed form for a
+      known parameter (see `pullback.rao_distance`) counts only if no derivative of that parameter in the code exists.
     - `upper`: length of the path, with the error of its measurement added; infinite where there is no path.
     - `error`: the solver's estimate of the relative error of the path's length as a distance in its valley.
     - `strict`: whether the path is a strict local minimum of the discrete energy. False where the decoder ignores a latent
@@ -89,7 +86,8 @@ def certify(metric: Metric, geodesic: Geodesic) -> Certificate:
     size = max(1, _MAX_NODES // max(paths.shape[1], _MEASURED_ON))
     with torch.no_grad(), unvalidated():
         for index in known.split(size) if len(known) else ():
-            lower[index], upper[index] = _lower(metric, paths[index]), _upper(metric, curves[index])
+            lower[index] = lower_bounds(metric, paths[index, 0], paths[index, -1])
+            upper[index] = _upper(metric, curves[index])
             strict[index] = _strict(metric, paths[index], levels[index])
     return Certificate(lower.reshape(batch), upper.reshape(batch), geodesic.error, strict.reshape(batch))
 
@@ -104,56 +102,32 @@ def _upper(metric: Metric, curve: CubicSpline) -> Tensor:
     return measured.nan_to_num(torch.inf)
 
 
-def _lower(metric: Metric, paths: Tensor) -> Tensor:
-    """The larger of the two bounds, rounded down."""
-    bound = torch.maximum(_chord(metric, paths), _rao_bound(metric, paths))
+def lower_bounds(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
+    """What no path between ``a`` and ``b``, of shape ``(n, d)``, can be shorter than; rounded down."""
+    bound = _on_the_family(metric, a, b) if isinstance(metric, FisherRaoMetric) else _chord(metric, a, b)
     return bound * (1 - 64 * torch.finfo(bound.dtype).eps)
 
 
-def _chord(metric: Metric, paths: Tensor) -> Tensor:
-    """The straight line in the metric's Euclidean embedding, if it has one all along the paths."""
-    dual = metric.embed(_probes(paths))
+def _chord(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
+    """The straight line in the metric's Euclidean embedding, if it has one."""
+    dual = metric.embed(torch.stack([a, b]))
     if dual is None or dual[0] is not dual[1]:
-        return torch.zeros_like(paths[:, 0, 0])
-    return torch.linalg.vector_norm(dual[0][-1] - dual[0][0], dim=-1)
+        return torch.zeros_like(a[:, 0])
+    return torch.linalg.vector_norm(dual[0][1] - dual[0][0], dim=-1)
 
 
-def _probes(paths: Tensor) -> Tensor:
-    """Codes along the paths, both ends included, in the leading dimension: rules compare constants of the model along that."""
-    index = torch.linspace(0, paths.shape[1] - 1, _PROBES, device=paths.device).round().long()
-    return paths[:, index].transpose(0, 1)
+def _on_the_family(metric: FisherRaoMetric, a: Tensor, b: Tensor) -> Tensor:
+    """The family's own bound. A parameter counts as a constant of the model only if it is not computed from the code."""
+    with torch.enable_grad():
+        code = a.detach().requires_grad_()
+        p, q = decode(observed(metric.decoder), code), decode(observed(metric.decoder), b.detach())
 
+        def is_constant(parameter: Tensor) -> bool:
+            if not parameter.requires_grad:
+                return True
+            return torch.autograd.grad(parameter.sum(), code, retain_graph=True, allow_unused=True)[0] is None
 
-def _rao_bound(metric: Metric, paths: Tensor) -> Tensor:
-    """The family's own distance, if it has a closed form for distributions like those met on the paths."""
-    if not isinstance(metric, FisherRaoMetric):
-        return torch.zeros_like(paths[:, 0, 0])
-    try:
-        return _family_distance(metric, paths)
-    except NotImplementedError:
-        if len(paths) == 1:
-            return torch.zeros_like(paths[:, 0, 0])
-        return torch.cat([_rao_bound(metric, path) for path in paths.split(1)])
-
-
-def _family_distance(metric: FisherRaoMetric, paths: Tensor) -> Tensor:
-    """`rao_distance` with all features joined; refused where a parameter it takes for known varies on the way."""
-    decoder, probes = observed(metric.decoder), _probes(paths)
-    if metric.embed(probes) is None or _concentration_varies(decode(decoder, probes)):
-        raise NotImplementedError("The closed form holds within a subfamily that the paths leave.")
-    p, q = decode(decoder, probes[0]), decode(decoder, probes[-1])
-    return rao_distance(*(Independent(x, len(x.batch_shape) - 1) for x in (p, q)))
-
-
-def _concentration_varies(p: Distribution) -> bool:
-    """Directions with a concentration that depends on the code: the closed form is for a known one, and is no bound then."""
-    if isinstance(p, (Independent, TransformedDistribution)):
-        return _concentration_varies(p.base_dist)
-    if isinstance(p, Product):
-        return any(_concentration_varies(part) for part in p.components)
-    if isinstance(p, (VonMises, VonMisesFisher)):
-        return not bool((p.concentration == p.concentration[:1]).all())
-    return False
+        return lower_bound(p, q, 1, is_constant).detach()
 
 
 def _strict(metric: Metric, paths: Tensor, levels: Tensor) -> Tensor:

@@ -82,9 +82,6 @@ class FisherRaoMetric(Metric):
             return values, tangents
         p, info = found[0]
         with torch.no_grad(), values_only():
-            if info.chart is not None:
-                phi, slope = info.chart(values[0])
-                return (phi.flatten(z.ndim - 1),), ((slope * tangents[0]).flatten(z.ndim),)
             p = decode(decoder, z) if is_functorch_wrapped_tensor(info.eta) else p
             phi = _distinct(embed(p), z.ndim - 1)
             assert info.root is not None

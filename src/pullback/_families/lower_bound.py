@@ -1,0 +1,90 @@
+r"""A length that no path through a family can undercut.
+
+A curve of codes is a curve of distributions, so it is at least as long as the shortest curve through the whole family. Where the
+family's distance has no closed form, the space of all densities still gives a bound: :math:`p \mapsto 2\sqrt p` maps every family
+isometrically into a sphere of radius 2, on which the two ends are an angle apart,
+
+.. math:: d(p, q) \ge 2 \arccos \int \sqrt{p q}.
+
+A path through a product of families is as long as the root of the sum of its squared lengths in the factors, or longer.
+(Amari and Nagaoka, *Methods of Information Geometry*, section 2.5.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent, MultivariateNormal, TransformedDistribution, VonMises
+
+from pullback._families.affinity import log_affinity
+from pullback._families.composite import fixed_base
+from pullback._families.embedding import embed
+from pullback._families.gaussian import closed_distance, embedded_distance
+from pullback._families.product import Product
+from pullback._families.rao import known_parameter, rao_distance
+from pullback._families.score import tensors_in
+from pullback._families.von_mises_fisher import VonMisesFisher
+
+IsConstant = Callable[[Tensor], bool]
+
+
+def lower_bound(p: Distribution, q: Distribution, num_batch: int, is_constant: IsConstant) -> Tensor:
+    """The bound for every pair, over features: all but the first `num_batch` dimensions; 0 where nothing is known.
+
+    Args:
+        p: what one end is decoded to.
+        q: what the other end is decoded to.
+        num_batch: number of leading dimensions that run over pairs.
+        is_constant: whether a parameter of `p` is a constant of the model. A closed form for a known parameter bounds nothing
+            if that parameter can change on the way.
+    """
+    if isinstance(p, Independent) and isinstance(q, Independent):
+        return lower_bound(p.base_dist, q.base_dist, num_batch, is_constant)
+    if isinstance(p, Product) and isinstance(q, Product):
+        pairs = zip(p.components, q.components, strict=True)
+        parts = [lower_bound(a, b, num_batch, is_constant) for a, b in pairs]
+        return torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    if isinstance(p, TransformedDistribution) and rao_distance.dispatch(type(p)) is _OF_BASE:
+        return lower_bound(fixed_base(p, q), q.base_dist, num_batch, is_constant)
+    distances = _bound(p, q, is_constant)
+    return torch.linalg.vector_norm(distances.reshape(*distances.shape[:num_batch], -1), dim=-1)
+
+
+_OF_BASE = rao_distance.dispatch(TransformedDistribution)
+
+
+def _bound(p: Distribution, q: Distribution, is_constant: IsConstant) -> Tensor:
+    """The distance where its closed form holds in all of the family that can be reached; other bounds elsewhere."""
+    if isinstance(p, MultivariateNormal) and isinstance(q, MultivariateNormal):
+        distance, holds = closed_distance(p, q)
+        return torch.where(holds, distance, embedded_distance(p, q))
+    known = known_parameter(p)
+    if known is not None and not is_constant(getattr(p, known)):
+        return _hellinger_angle(p, q) if isinstance(p, (VonMises, VonMisesFisher)) else _nothing(p)
+    if rao_distance.dispatch(type(p)) is not rao_distance.dispatch(Distribution):
+        return rao_distance(p, q)
+    return torch.maximum(_euclidean_chord(p, q), _hellinger_angle(p, q))
+
+
+def _euclidean_chord(p: Distribution, q: Distribution) -> Tensor:
+    """The straight line between the ends, if the family has a Euclidean embedding."""
+    first, second = embed(p), embed(q)
+    if first is None or second is None or first[0] is not first[1]:
+        return _nothing(p)
+    return torch.linalg.vector_norm(second[0] - first[0], dim=-1)
+
+
+def _hellinger_angle(p: Distribution, q: Distribution) -> Tensor:
+    """2 arccos ∫ √(pq) as an arcsine, if the integral has a closed form; rounded down."""
+    if log_affinity.dispatch(type(p)) is log_affinity.dispatch(Distribution):
+        return _nothing(p)
+    gap = -log_affinity(p, q, 0.5)
+    # The gap is a difference of log-normalizers. With this margin it is still a bound if these are as large as 1/√eps.
+    gap = (gap - torch.finfo(gap.dtype).eps ** 0.5).clamp_min(0)
+    return 4 * torch.asin((-0.5 * torch.expm1(-gap)).sqrt())
+
+
+def _nothing(p: Distribution) -> Tensor:
+    return next(tensors_in(p)).new_zeros(p.batch_shape)
