@@ -480,7 +480,10 @@ def _(p: Claimed, origin=None):
         (lambda eta, u: u / eta.sqrt(), None),
         (lambda eta, u: -u / eta.sqrt(), "derivative of the family's Euclidean embedding"),
         (lambda eta, u: (u / eta.sqrt()).flip(-1), "each number of its root must depend"),
-        (lambda eta, u: u / eta.sqrt() * (1 + (eta.sum(-1, keepdim=True) > 3)), "each number of its root must depend"),
+        (
+            lambda eta, u: u / eta.sqrt() * (1 + (eta.sum(-1, keepdim=True) > 2.99)),
+            "each number of its root must depend",
+        ),
     ],
 )
 def test_what_an_information_promises_is_checked(root, sentence):
