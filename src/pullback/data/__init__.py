@@ -6,6 +6,8 @@ falls back on a stand-in that needs nothing. What comes back says which it was: 
 
 from pullback.data._asf import read_amc as read_amc
 from pullback.data._bvh import read_bvh as read_bvh
+from pullback.data._cells import Cells as Cells
+from pullback.data._cells import cells as cells
 from pullback.data._errors import DataError as DataError
 from pullback.data._kinematics import Motion as Motion
 from pullback.data._kinematics import Skeleton as Skeleton
@@ -16,3 +18,5 @@ from pullback.data._motion import BONES26 as BONES26
 from pullback.data._motion import motion as motion
 from pullback.data._movielens import Viewings as Viewings
 from pullback.data._movielens import movielens as movielens
+from pullback.data._proteins import Proteins as Proteins
+from pullback.data._proteins import proteins as proteins
