@@ -17,6 +17,7 @@ from pullback._decoders.extrapolated import Extrapolated as Extrapolated
 from pullback._decoders.gaussian_process import GPDecoder as GPDecoder
 from pullback._decoders.prior import WithPrior as WithPrior
 from pullback._decoders.rbf import RBFPrecision as RBFPrecision
+from pullback._decoders.reading import WithReading as WithReading
 from pullback._decoders.reweighted import Reweighted as Reweighted
 from pullback._decoders.support import Support as Support
 from pullback._decoders.support import translated_sigmoid as translated_sigmoid
