@@ -1,0 +1,6 @@
+"""A web page on the user's own machine that shows a latent space: click two points, see the geodesic and what it decodes to."""
+
+from pullback.explorer.explore import explore as explore
+from pullback.explorer.model import Model as Model
+
+__all__ = ["Model", "explore"]

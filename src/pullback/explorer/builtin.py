@@ -1,0 +1,98 @@
+"""Models to begin with: those of the paper's experiments, trained once and then read from ``out/weights``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from pullback import data
+from pullback.experiments import _poses, gaussian, movies, toy
+from pullback.experiments._skeleton import projected
+from pullback.explorer import render
+from pullback.explorer.model import Model
+
+SIDE = 28
+HEADINGS = ("faces the camera", "faces left", "faces away", "faces right")
+
+
+def builtin(name: str, out: Path | str = "out") -> Model:
+    """One of the built-in models, trained if it has not been before.
+
+    Args:
+        name: a key of `BUILTIN`.
+        out: the folder of the experiments' results, where trained weights are kept.
+    """
+    if name not in BUILTIN:
+        raise ValueError(f"There is no built-in model {name!r}. There are {', '.join(BUILTIN)}.")
+    return BUILTIN[name](Path(out))
+
+
+def _lines(name: str) -> str:
+    return f'from pullback.explorer.builtin import builtin\n\nmodel = builtin("{name}")\ndecoder, codes = model.decoder, model.codes'
+
+
+def _toy(out: Path) -> Model:
+    decoder, codes = toy.problem("normal", extrapolation=None)
+    return Model("A ring of codes, and a normal distribution of three numbers", decoder, codes, source="Generated; no data.", lines=_lines("toy"))
+
+
+def _mnist(out: Path) -> Model:
+    digits = data.mnist_ones()
+    images = digits.images.flatten(1).float() / 255
+    panel = next(panel for panel in gaussian.PANELS if panel.key == "fisher-rao-regularised")
+    vae, codes, _ = gaussian._trained(panel, images, digits.source, out, gaussian.PAPER)
+    return Model("Handwritten ones", vae, codes, slant(images), render.together(lambda p: render.images(p.mean, (SIDE, SIDE))), digits.source, _lines("mnist"))
+
+
+def slant(images: Tensor) -> list[str]:
+    """How each digit leans: the slope of its strokes, by the second moments of its ink."""
+    y, x = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
+    weight = images / images.sum(-1, keepdim=True)
+    x, y = (axis.flatten() - (weight * axis.flatten()).sum(-1, keepdim=True) for axis in (x, y))
+    slope = -(weight * x * y).sum(-1) / (weight * y * y).sum(-1)
+    names = ("1 upright", "2 leans a little", "3 leans", "4 leans far")
+    edges = torch.quantile(slope, torch.tensor([0.25, 0.5, 0.75]))
+    return [names[i] for i in torch.bucketize(slope, edges).tolist()]
+
+
+def _mocap(out: Path) -> Model:
+    poses = _poses.trained(out, _poses.Training(), 0)
+    turned = _poses.heading(poses.motion)[:: poses.training.every]
+    quarter = torch.remainder(((turned + math.pi / 4) // (math.pi / 2)).long(), 4)
+    labels = [HEADINGS[i] for i in quarter.tolist()]
+    draw = render.together(partial(_skeletons, poses.motion.skeleton))
+    return Model("Poses of a walking person", poses.vae.decoder, poses.codes, labels, draw, poses.motion.source, _lines("mocap"))
+
+
+def _skeletons(skeleton: data.Skeleton, p: Distribution) -> dict:
+    return render.lines(projected(skeleton, p.mode))
+
+
+def _movies(out: Path) -> Model:
+    settings = movies.PAPER
+    viewings = data.movielens(
+        num_movies=settings.num_movies,
+        min_seen=settings.min_seen,
+        max_seen=settings.max_seen,
+        num_users=settings.num_viewers,
+        seed=settings.seed,
+    )
+    train, _ = movies._split(viewings.seen.float(), settings)
+    vae = movies._trained(train, viewings.source, out, settings)
+    draw = render.together(lambda p: render.ranking(p.mean, viewings.titles))
+    codes = vae.encode(train.double()).loc
+    return Model("Who has seen which movie", vae, codes, _seen(train), draw, viewings.source, _lines("movies"))
+
+
+def _seen(rows: Tensor) -> list[str]:
+    names = ("2 to 5 movies", "6 to 10 movies", "11 to 20 movies", "more than 20 movies")
+    return [names[i] for i in torch.bucketize(rows.sum(-1), torch.tensor([5.5, 10.5, 20.5])).tolist()]
+
+
+BUILTIN: dict[str, Callable[[Path], Model]] = {"toy": _toy, "mnist": _mnist, "mocap": _mocap, "movies": _movies}
