@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,20 @@ def make_app(model: Model, *, token: str | None = None, time_limit: float = TIME
         yield
         jobs.close()
 
-    answers = {"scene": _scene, "background": _background, "path": _path, "fan": _fan, "field": _field, "circles": _circles, "mean": _mean}
+    answers = {
+        "scene": _scene,
+        "background": _background,
+        "path": _path,
+        "fan": _fan,
+        "field": _field,
+        "circles": _circles,
+        "mean": _mean,
+    }
     lanes = {"scene": "scene", "background": "background"}
-    routes = [Route(f"/api/{name}", _endpoint(scene, jobs, lanes.get(name, "solve"), answer), methods=["POST"]) for name, answer in answers.items()]
+    routes = [
+        Route(f"/api/{name}", _endpoint(scene, jobs, lanes.get(name, "solve"), answer), methods=["POST"])
+        for name, answer in answers.items()
+    ]
     routes += [
         Route("/api/export", _endpoint(scene, jobs, "export", _export), methods=["POST"]),
         Route("/", lambda request: FileResponse(STATIC / "index.html")),
@@ -96,10 +107,8 @@ def _preparation(jobs: Jobs, query: Query, lane: str) -> BackgroundTask | None:
         return None
 
     async def prepare() -> None:
-        try:
+        with suppress(Superseded, TimeLimit):
             await jobs.run("prepare", lambda: query.scene.graph(query.metric))
-        except (Superseded, TimeLimit):
-            pass
 
     return BackgroundTask(prepare)
 
@@ -119,7 +128,9 @@ def _path(query: Query) -> dict[str, Any]:
     curves = {"geodesic": found.geodesic, "line": found.line}
     return found.numbers | {
         "script": script(scene, metric, a, b),
-        **{name: {"xy": rounded(plane.project(z), 5), "frames": scene.frames(z[::EVERY])} for name, z in curves.items()},
+        **{
+            name: {"xy": rounded(plane.project(z), 5), "frames": scene.frames(z[::EVERY])} for name, z in curves.items()
+        },
     }
 
 
@@ -147,4 +158,8 @@ def _export(query: Query) -> Response:
     a, b = query.code("a", plane), query.code("b", plane)
     found = query.scene.path(metric, a, b)
     name = f'attachment; filename="path.{kind}"'
-    return Response(export(kind, found, script(query.scene, metric, a, b)), media_type=FORMATS[kind], headers={"content-disposition": name})
+    return Response(
+        export(kind, found, script(query.scene, metric, a, b)),
+        media_type=FORMATS[kind],
+        headers={"content-disposition": name},
+    )

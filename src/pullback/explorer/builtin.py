@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -39,7 +40,13 @@ def _lines(name: str) -> str:
 
 def _toy(out: Path) -> Model:
     decoder, codes = toy.problem("normal", extrapolation=None)
-    return Model("A ring of codes, and a normal distribution of three numbers", decoder, codes, source="Generated; no data.", lines=_lines("toy"))
+    return Model(
+        "A ring of codes, and a normal distribution of three numbers",
+        decoder,
+        codes,
+        source="Generated; no data.",
+        lines=_lines("toy"),
+    )
 
 
 def _mnist(out: Path) -> Model:
@@ -47,7 +54,15 @@ def _mnist(out: Path) -> Model:
     images = digits.images.flatten(1).float() / 255
     panel = next(panel for panel in gaussian.PANELS if panel.key == "fisher-rao-regularised")
     vae, codes, _ = gaussian._trained(panel, images, digits.source, out, gaussian.PAPER)
-    return Model("Handwritten ones", vae, codes, slant(images), render.together(lambda p: render.images(p.mean, (SIDE, SIDE))), digits.source, _lines("mnist"))
+    return Model(
+        "Handwritten ones",
+        vae,
+        codes,
+        slant(images),
+        render.together(lambda p: render.images(p.mean, (SIDE, SIDE))),
+        digits.source,
+        _lines("mnist"),
+    )
 
 
 def slant(images: Tensor) -> list[str]:
@@ -55,10 +70,10 @@ def slant(images: Tensor) -> list[str]:
     y, x = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
     weight = images / images.sum(-1, keepdim=True)
     x, y = (axis.flatten() - (weight * axis.flatten()).sum(-1, keepdim=True) for axis in (x, y))
-    slope = -(weight * x * y).sum(-1) / (weight * y * y).sum(-1)
-    names = ("1 upright", "2 leans a little", "3 leans", "4 leans far")
-    edges = torch.quantile(slope, torch.tensor([0.25, 0.5, 0.75]))
-    return [names[i] for i in torch.bucketize(slope, edges).tolist()]
+    angle = torch.rad2deg(torch.atan(-(weight * x * y).sum(-1) / (weight * y * y).sum(-1)))
+    edges = torch.quantile(angle, torch.linspace(0, 1, 5)).round()
+    names = [f"slant {low:.0f}° to {high:.0f}°" for low, high in itertools.pairwise(edges.tolist())]
+    return [names[i] for i in torch.bucketize(angle, edges[1:-1]).tolist()]
 
 
 def _mocap(out: Path) -> Model:
@@ -67,7 +82,9 @@ def _mocap(out: Path) -> Model:
     quarter = torch.remainder(((turned + math.pi / 4) // (math.pi / 2)).long(), 4)
     labels = [HEADINGS[i] for i in quarter.tolist()]
     draw = render.together(partial(_skeletons, poses.motion.skeleton))
-    return Model("Poses of a walking person", poses.vae.decoder, poses.codes, labels, draw, poses.motion.source, _lines("mocap"))
+    return Model(
+        "Poses of a walking person", poses.vae.decoder, poses.codes, labels, draw, poses.motion.source, _lines("mocap")
+    )
 
 
 def _skeletons(skeleton: data.Skeleton, p: Distribution) -> dict:

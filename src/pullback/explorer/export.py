@@ -41,7 +41,11 @@ def export(kind: str, found: Result, text: str) -> bytes:
 
 def script(scene: Scene, key: str, a: Tensor, b: Tensor) -> str:
     """Python lines that compute the same path and line."""
-    graph = "Lattice.fit(metric, codes, num_nodes" if scene.codes.shape[1] == 2 else "CodeGraph.fit(metric, codes, max_nodes"
+    graph = (
+        "Lattice.fit(metric, codes, num_nodes"
+        if scene.codes.shape[1] == 2
+        else "CodeGraph.fit(metric, codes, max_nodes"
+    )
     dtype = str(a.dtype)
     return f"""\
 import torch

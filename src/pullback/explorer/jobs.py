@@ -33,7 +33,9 @@ class Job:
         if self.superseded:
             raise Superseded("A newer request has taken the place of this one.")
         if time.monotonic() > self.deadline:
-            raise TimeLimit("The computation ran into the time limit and was stopped. Choose points nearer to each other.")
+            raise TimeLimit(
+                "The computation ran into the time limit and was stopped. Choose points nearer to each other, or fewer."
+            )
 
 
 class Jobs:

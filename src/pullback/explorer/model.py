@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ from pullback.explorer.render import Renderer, automatic, together
 # More distinct labels than this are shown as ranges.
 MAX_CLASSES = 12
 NUM_RANGES = 5
+AUTOMATIC = together(automatic)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +39,7 @@ class Model:
     decoder: Decoder
     codes: Tensor
     labels: Sequence[Any] | np.ndarray | Tensor | None = None
-    renderer: Renderer = together(automatic)
+    renderer: Renderer = AUTOMATIC
     source: str = ""
     lines: str = "decoder, codes = ...  # yours"
 
@@ -49,7 +52,9 @@ class Model:
         if not self.codes.isfinite().all():
             raise ValueError("Some codes are NaN or infinite. Drop them: codes[codes.isfinite().all(-1)].")
         if self.labels is not None and len(self.labels) != len(self.codes):
-            raise ValueError(f"There are {len(self.codes)} codes and {len(self.labels)} labels. Give one label per code.")
+            raise ValueError(
+                f"There are {len(self.codes)} codes and {len(self.labels)} labels. Give one label per code."
+            )
 
     def classes(self) -> tuple[list[str], list[int]]:
         """The names of the classes, and the class of each code."""
@@ -59,14 +64,20 @@ class Model:
         names, index = np.unique(labels, return_inverse=True)
         if len(names) > MAX_CLASSES and np.issubdtype(labels.dtype, np.number):
             return _ranges(labels)
-        return [str(name) for name in names], index.tolist()
+        order = sorted(range(len(names)), key=lambda i: _natural(str(names[i])))
+        return [str(names[i]) for i in order], np.argsort(order)[index].tolist()
 
 
 def _ranges(labels: np.ndarray) -> tuple[list[str], list[int]]:
     """Classes of about equally many codes, named by their smallest and largest label."""
     edges = np.unique(np.quantile(labels, np.linspace(0, 1, NUM_RANGES + 1)))
     index = np.clip(np.searchsorted(edges, labels, side="right") - 1, 0, len(edges) - 2)
-    return [f"{low:.3g} – {high:.3g}" for low, high in zip(edges[:-1], edges[1:], strict=True)], index.tolist()
+    return [f"{low:.3g} – {high:.3g}" for low, high in itertools.pairwise(edges)], index.tolist()
+
+
+def _natural(name: str) -> list[tuple[float, str]]:
+    """A key that sorts numbers in names by their values: 9 stands before 10."""
+    return [(float(number or "inf"), text) for number, text in re.findall(r"(-?\d+)|(\D+)", name)]
 
 
 def as_codes(codes: Any) -> Tensor:

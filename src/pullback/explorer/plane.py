@@ -21,11 +21,13 @@ class Plane:
         origin: a point of the plane, ``(d,)``.
         basis: two orthonormal directions, ``(d, 2)``.
         names: of the two directions, for the axes of the picture.
+        aspect: width of the picture over its height.
     """
 
     origin: Tensor
     basis: Tensor
     names: tuple[str, str]
+    aspect: float = 1.0
 
     def lift(self, xy: Tensor) -> Tensor:
         """The codes ``(*batch, d)`` of points ``(*batch, 2)`` of the plane."""

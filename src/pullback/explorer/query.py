@@ -65,10 +65,16 @@ class Query:
         """The plane: ``axes``, two coordinates or null for the most used directions, through the code ``at``."""
         axes, d = self.body.get("axes"), self.scene.codes.shape[1]
         if axes is not None:
-            if not isinstance(axes, list) or len(axes) != 2 or not all(_is_index(i, d) for i in axes) or axes[0] == axes[1]:
+            if (
+                not isinstance(axes, list)
+                or len(axes) != 2
+                or not all(_is_index(i, d) for i in axes)
+                or axes[0] == axes[1]
+            ):
                 raise Refused(422, f"axes must be two different whole numbers from 0 to {d - 1}, or null.")
             axes = (axes[0], axes[1])
-        return self.scene.plane(axes, self._index(self.body.get("at", 0), "at"))
+        aspect = _number(self.body.get("aspect", 1.0), "aspect", 0.2, 5.0)
+        return self.scene.plane(axes, self._index(self.body.get("at", 0), "at"), round(aspect, 1))
 
     def code(self, name: str, plane: Plane) -> Tensor:
         """A code: the index of one, or the two coordinates of a point in the plane."""
@@ -102,6 +108,11 @@ def _is_index(value: Any, count: int) -> bool:
 
 def _number(value: Any, name: str, low: float, high: float) -> float:
     # A whole number may be too large for a float: compared, it is refused without being converted.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high or not math.isfinite(value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not low <= value <= high
+        or not math.isfinite(value)
+    ):
         raise Refused(422, f"{name} must be a finite number from {low:.4g} to {high:.4g}.")
     return float(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,24 +21,28 @@ from pullback.explorer.plane import Plane, along_axes, most_used
 from pullback.explorer.render import rounded
 
 METRICS = {
-    "wall": "Fisher–Rao with a wall around the data",
-    "bare": "Fisher–Rao of the bare decoder",
-    "prior": "Fisher–Rao with the prior",
-    "euclidean": "Euclidean, of means and deviations",
+    "wall": "Fisher–Rao, wall around the data",
+    "bare": "Fisher–Rao, bare decoder",
+    "prior": "Fisher–Rao, with the prior",
+    "euclidean": "Euclidean, means and deviations",
 }
-BACKGROUNDS = {"volume": "log-volume of the metric", "entropy": "entropy of what is decoded", "support": "distance to the data"}
+BACKGROUNDS = {
+    "volume": "log-volume of the metric",
+    "entropy": "entropy of what is decoded",
+    "support": "distance to the data",
+}
 # Codes drawn as dots: more make the browser slow, and hide one another.
 MAX_DOTS = 2000
 # Points of the heat map along its longer side; the browser smooths between them.
-RESOLUTION = 72
-# Space around the codes, as a share of the longer side of the picture; the shorter side is at least this share of the longer one.
-MARGIN, MIN_ASPECT = 0.12, 0.7
+RESOLUTION = 80
+# Space around the codes, as a share of the longer side of the picture.
+MARGIN = 0.1
 # Colors span these quantiles of the heat map: a wall would otherwise take all of them.
 COLOR_QUANTILES = 0.02, 0.9
 # Points of a drawn path, and every how many of them are decoded.
 NUM_POINTS, EVERY = 129, 4
-# Nodes of the lattice where paths start: the most that a decoder with 784 outputs measures in about three seconds.
-NUM_NODES = 2025
+# Nodes of the lattice where paths start: as many as a decoder with 784 outputs measures in about two seconds.
+NUM_NODES = 1024
 NUM_RAYS, NUM_CIRCLES = 24, 14
 # Codes of a Fréchet mean, at most, and its accuracy: both chosen so that a mean of digits takes a few seconds.
 MAX_MEAN, MEAN_RTOL = 40, 1e-2
@@ -96,7 +100,11 @@ class Scene:
     @cached_property
     def metrics(self) -> dict[str, str]:
         """The metrics that this decoder's family has, by their keys."""
-        known = {key: text for key, text in METRICS.items() if self._works(lambda key=key: self.metric(key).tensor(self.codes[:1]))}
+        known = {
+            key: text
+            for key, text in METRICS.items()
+            if self._works(lambda key=key: self.metric(key).tensor(self.codes[:1]))
+        }
         if not known:
             self.metric("bare").tensor(self.codes[:1])  # raises the sentence that says what is missing
         return known
@@ -119,29 +127,35 @@ class Scene:
         """Where paths under a metric start: it sees all valleys, a straight line sees one."""
         if key not in self._graphs:
             metric, plane = self.metric(key), self.codes.shape[1] == 2
-            fit = pb.Lattice.fit(metric, self.codes, num_nodes=NUM_NODES) if plane else pb.CodeGraph.fit(metric, self.codes, max_nodes=NUM_NODES)
+            fit = (
+                pb.Lattice.fit(metric, self.codes, num_nodes=NUM_NODES)
+                if plane
+                else pb.CodeGraph.fit(metric, self.codes, max_nodes=NUM_NODES)
+            )
             self._graphs[key] = fit
         return self._graphs[key]
 
     # -- the plane ----------------------------------------------------------------------------------------------------------
 
-    def plane(self, axes: tuple[int, int] | None = None, at: int = 0) -> Plane:
+    def plane(self, axes: tuple[int, int] | None = None, at: int = 0, aspect: float = 1.0) -> Plane:
         """The plane of two axes, or of the two most used directions, through a code."""
         axes = (0, 1) if self.codes.shape[1] == 2 else axes
-        return self._planes.get((axes, at), lambda: self._new_plane(axes, at))
+        return self._planes.get((axes, at, aspect), lambda: replace(self._new_plane(axes, at), aspect=aspect))
 
     def _new_plane(self, axes: tuple[int, int] | None, at: int) -> Plane:
         if axes is None:
-            return most_used(self.metric("bare" if "bare" in self.metrics else next(iter(self.metrics))), self.codes, self.codes[at])
+            return most_used(
+                self.metric("bare" if "bare" in self.metrics else next(iter(self.metrics))), self.codes, self.codes[at]
+            )
         return along_axes(self.codes[at], *axes)
 
     def bounds(self, plane: Plane) -> list[float]:
-        """The rectangle (left, right, bottom, top) of the picture: all codes, some space around them, and not too flat."""
+        """The rectangle (left, right, bottom, top) of the picture: all codes, and space around them."""
         xy = plane.project(self.codes)
         low, high = xy.amin(0), xy.amax(0)
         middle, half = (low + high) / 2, (high - low) / 2
-        longest = half.max().clamp_min(1e-6)
-        half = half.clamp_min(MIN_ASPECT * longest) + 2 * MARGIN * longest
+        half = half + 2 * MARGIN * half.max().clamp_min(1e-6)
+        half = torch.maximum(half, half.flip(0) * half.new_tensor([plane.aspect, 1 / plane.aspect]))
         (left, bottom), (right, top) = (middle - half).tolist(), (middle + half).tolist()
         return [left, right, bottom, top]
 
@@ -150,7 +164,8 @@ class Scene:
         left, right, bottom, top = self.bounds(plane)
         step = max(right - left, top - bottom) / (resolution - 1)
         x, y = (
-            torch.linspace(low, high, max(2, round((high - low) / step) + 1)).to(self.codes) for low, high in ((left, right), (bottom, top))
+            torch.linspace(low, high, max(2, round((high - low) / step) + 1)).to(self.codes)
+            for low, high in ((left, right), (bottom, top))
         )
         return x, y, plane.lift(torch.stack(torch.meshgrid(x, y, indexing="xy"), -1))
 
@@ -187,16 +202,26 @@ class Scene:
 
     def background(self, key: str, kind: str, plane: Plane) -> dict[str, Any]:
         """A heat map over the picture."""
-        function = {"volume": self.metric(key).log_volume, "entropy": lambda z: _entropy(self.decoder, z), "support": self._away}[kind]
+        function = {
+            "volume": self.metric(key).log_volume,
+            "entropy": lambda z: _entropy(self.decoder, z),
+            "support": self._away,
+        }[kind]
         name = (key if kind == "volume" else "", kind, plane)
         return self._maps.get(name, lambda: self._heat_map(function, plane) | {"label": BACKGROUNDS[kind]})
 
     def _heat_map(self, function: Callable[[Tensor], Tensor], plane: Plane) -> dict[str, Any]:
         x, y, z = self.grid(plane, RESOLUTION)
         with torch.no_grad():
-            values = torch.cat([function(row) for row in z.flatten(0, 1).split(1024)]).reshape(z.shape[:2]).double().cpu()
+            values = (
+                torch.cat([function(row) for row in z.flatten(0, 1).split(1024)]).reshape(z.shape[:2]).double().cpu()
+            )
         finite = values[values.isfinite()]
-        low, high = torch.quantile(finite, torch.tensor(COLOR_QUANTILES, dtype=finite.dtype)).tolist() if len(finite) else (0.0, 1.0)
+        low, high = (
+            torch.quantile(finite, torch.tensor(COLOR_QUANTILES, dtype=finite.dtype)).tolist()
+            if len(finite)
+            else (0.0, 1.0)
+        )
         return {"x": rounded(x), "y": rounded(y), "values": rounded(values, 3), "low": low, "high": high}
 
     def _away(self, z: Tensor) -> Tensor:
@@ -243,7 +268,9 @@ class Scene:
             speed = metric.norm(z.expand_as(directions), directions)
         left, right, bottom, top = self.bounds(plane)
         length = reach * max(right - left, top - bottom) / 2 * speed.median()
-        rays = pb.exponential(metric, z, directions * (length / speed.clamp_min(1e-12))[:, None], rtol=1e-5, atol=1e-6, max_steps=400)
+        rays = pb.exponential(
+            metric, z, directions * (length / speed.clamp_min(1e-12))[:, None], rtol=1e-5, atol=1e-6, max_steps=400
+        )
         points = plane.project(rays(torch.linspace(0, 1, 41).to(z)))
         arrived = int((rays.reached >= 1).sum())
         message = f"{arrived} of {NUM_RAYS} geodesics of length {float(length):.3g} reached their end; rings mark equal distances."
@@ -256,7 +283,11 @@ class Scene:
         distances = self.graph(key).distances(z.expand_as(others), others)
         finite = distances[distances.isfinite()]
         message = "Distances along the graph where paths start: upper bounds, in two dimensions a few percent long."
-        return {"distances": rounded(distances), "median": float(finite.median()) if len(finite) else None, "message": message}
+        return {
+            "distances": rounded(distances),
+            "median": float(finite.median()) if len(finite) else None,
+            "message": message,
+        }
 
     def circles(self, key: str, plane: Plane) -> dict[str, Any]:
         """Circles of the metric, all of the same radius: small where a step changes much."""
@@ -272,7 +303,9 @@ class Scene:
         axes = axes * (radius * (cell / (radius * axes.norm(dim=1).amax(-1))).clamp_max(1))[:, None, None]
         angle = torch.linspace(0, 2 * math.pi, 33).to(z)
         ellipses = plane.project(centers)[:, None] + torch.stack([angle.cos(), angle.sin()], -1) @ axes.mT
-        message = f"Circles of radius {radius:.3g} in the metric; larger than a cell of the grid they are drawn at its size."
+        message = (
+            f"Circles of radius {radius:.3g} in the metric; larger than a cell of the grid they are drawn at its size."
+        )
         return {"circles": rounded(ellipses), "radius": radius, "message": message}
 
     def mean(self, key: str, indices: list[int]) -> tuple[Tensor, dict[str, Any]]:

@@ -78,8 +78,13 @@ class Gate:
             return
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self.token is not None and not secrets.compare_digest(given.encode(), self.token.encode()):
-            raise Refused(401, "The token is missing or wrong. Open the address that was printed when the explorer started.")
-        if request.method == "POST" and request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
+            raise Refused(
+                401, "The token is missing or wrong. Open the address that was printed when the explorer started."
+            )
+        if (
+            request.method == "POST"
+            and request.headers.get("content-type", "").split(";")[0].strip() != "application/json"
+        ):
             raise Refused(415, "The body must be JSON, with the content type application/json.")
 
 

@@ -31,7 +31,9 @@ class Explorer:
         token = None if host in LOCAL else secrets.token_urlsafe(24)
         shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}/" + (f"#token={token}" if token else "")
-        config = uvicorn.Config(make_app(model, token=token), log_level="warning", server_header=False, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            make_app(model, token=token), log_level="warning", server_header=False, timeout_graceful_shutdown=1
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
         self._thread.start()
