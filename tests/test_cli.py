@@ -105,7 +105,8 @@ def test_version(capsys):
 def test_an_unknown_command_is_refused_with_those_there_are(capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["reproduces"])
-    assert all(name in capsys.readouterr().err for name in cli.COMMANDS)
+    printed = capsys.readouterr().err
+    assert all(name in printed for name in cli.COMMANDS)
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

@@ -40,6 +40,7 @@ ORDER = [
     "plot",
     "data",
     "experiments",
+    "explorer",
     "cli",
     "__main__",
 ]

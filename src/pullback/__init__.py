@@ -1,6 +1,6 @@
 """The Fisher-Rao geometry of the latent space of any generative model with a stochastic decoder."""
 
-from importlib import import_module as _import_module
+from pkgutil import resolve_name as _resolve_name
 from typing import Any as _Any
 
 from pullback import divergences as divergences
@@ -72,13 +72,19 @@ from pullback._starts.lattice import Lattice as Lattice
 
 __version__ = "0.2.0"
 
-_LAZY = ("data", "plot", "statistics")  # modules that import matplotlib or scikit-learn
+# What imports matplotlib, scikit-learn or a web framework; a colon stands before a name in a module.
+_LAZY = {
+    "data": "pullback.data",
+    "explore": "pullback.explorer:explore",
+    "plot": "pullback.plot",
+    "statistics": "pullback.statistics",
+}
 
 
 def __getattr__(name: str) -> _Any:
     """Imports a module when it is first used: what it imports takes longer than all the rest."""
     if name in _LAZY:
-        return _import_module(f"pullback.{name}")
+        return _resolve_name(_LAZY[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

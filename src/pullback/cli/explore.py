@@ -32,8 +32,8 @@ def explore(
     """Opens a page that shows a latent space: click two points, see the geodesic and what it decodes to.
 
     Args:
-        model: toy, mnist, mocap or movies, trained the first time; or my_module:make_decoder, a function without arguments that
-            returns your decoder, or the decoder itself.
+        model: toy, mnist, mocap or movies, trained the first time; or my_module:make_decoder, a function without
+            arguments that returns your decoder, or the decoder itself.
         codes: codes of your data, an .npy file of shape (n, d).
         labels: one label per code, an .npy file.
         host: the address to listen on; others than 127.0.0.1 ask for the token in the address that is printed.

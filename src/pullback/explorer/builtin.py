@@ -35,7 +35,8 @@ def builtin(name: str, out: Path | str = "out") -> Model:
 
 
 def _lines(name: str) -> str:
-    return f'from pullback.explorer.builtin import builtin\n\nmodel = builtin("{name}")\ndecoder, codes = model.decoder, model.codes'
+    load = f'from pullback.explorer.builtin import builtin\n\nmodel = builtin("{name}")'
+    return f"{load}\ndecoder, codes = model.decoder, model.codes"
 
 
 def _toy(out: Path) -> Model:

@@ -34,22 +34,26 @@ def explore(
 ) -> Explorer:
     """Opens a page that shows the latent space of a model: click two points, see the geodesic and what it decodes to.
 
-    The page is served by this process, on this machine alone unless `host` says otherwise. In a notebook the result shows itself.
+    The page is served by this process, on this machine alone unless `host` says otherwise. In a notebook the result
+    shows itself.
 
     Args:
-        decoder: maps codes to a distribution. If it is a `pullback.Extrapolated`, the page uses its support and its wall.
+        decoder: maps codes to a distribution. If it is a `pullback.Extrapolated`, the page uses its support and its
+            wall.
         codes: of the data, shape ``(n, d)`` with d at least 2.
         labels: one per code, for colors: names or numbers.
-        render: draws what is decoded: a function of the distribution of one code (decoded as a batch of one) that returns an image
-            ``(h, w)`` or ``(h, w, 3)`` with values from 0 to 1, or a string of HTML. By default images if the distribution's
-            mean looks like one, sequence logos and categories, and else mean ± standard deviation.
+        render: draws what is decoded: a function of the distribution of one code (decoded as a batch of one) that
+            returns an image ``(h, w)`` or ``(h, w, 3)`` with values from 0 to 1, or a string of HTML. By default
+            images if the distribution's mean looks like one, sequence logos and categories, and else mean ± standard
+            deviation.
         names: of the features or categories, for the default pictures.
         title: shown above the picture.
-        host: the address to listen on. Others than the local one are reached by anyone in the network who has the address with
-            the token that it prints.
+        host: the address to listen on. Others than the local one are reached by anyone in the network who has the
+            address with the token that it prints.
         port: the port to listen on; 0 for a free one.
         browser: whether to open the browser; by default in a script, and not in a notebook.
-        block: whether to serve until Ctrl-C; by default in a script, which would else end, and not in an interactive session.
+        block: whether to serve until Ctrl-C; by default in a script, which would else end, and not in an interactive
+            session.
 
     Returns:
         An explorer with its `url`; its `stop` ends it.

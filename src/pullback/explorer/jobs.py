@@ -41,7 +41,8 @@ class Job:
 class Jobs:
     """A queue with one worker thread. In each lane only the newest job is worth finishing.
 
-    Python cannot stop a thread from outside, so a running job stops itself: `checkpoint` is called whenever the decoder is.
+    Python cannot stop a thread from outside, so a running job stops itself: `checkpoint` is called whenever the
+    decoder is.
 
     Args:
         limit: seconds after which a job stops.

@@ -46,8 +46,8 @@ class Model:
     def __post_init__(self) -> None:
         if self.codes.ndim != 2 or self.codes.shape[1] < 2 or not self.codes.is_floating_point():
             raise ValueError(
-                f"The explorer needs floating-point codes of shape (n, d) with d at least 2; got {tuple(self.codes.shape)}, "
-                f"{self.codes.dtype}."
+                "The explorer needs floating-point codes of shape (n, d) with d at least 2; got "
+                f"{tuple(self.codes.shape)}, {self.codes.dtype}."
             )
         if not self.codes.isfinite().all():
             raise ValueError("Some codes are NaN or infinite. Drop them: codes[codes.isfinite().all(-1)].")

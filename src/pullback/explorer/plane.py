@@ -39,16 +39,17 @@ class Plane:
 
 
 def along_axes(origin: Tensor, first: int, second: int) -> Plane:
-    """The plane of two coordinates; the others keep their values at `origin`, and the picture shows the coordinates themselves."""
+    """The plane of two coordinates, which the picture shows as they are; the others keep their values at `origin`."""
     basis = torch.eye(len(origin), dtype=origin.dtype, device=origin.device)[:, [first, second]]
     return Plane(origin - basis @ (basis.T @ origin), basis, (f"z{first + 1}", f"z{second + 1}"))
 
 
 def most_used(metric: pb.Metric, codes: Tensor, origin: Tensor) -> Plane:
-    r"""The plane of the two directions along which the codes spread most, measured by what it does to the decoded distribution.
+    r"""The plane of the two directions in which the decoder tells codes apart best.
 
-    With the covariance :math:`C` of the codes and the mean metric tensor :math:`\bar M` they span :math:`C^{1/2} w` for the
-    leading eigenvectors :math:`w` of :math:`C^{1/2} \bar M C^{1/2}`.
+    With the covariance :math:`C` of the codes and the mean metric tensor :math:`\bar M` they span :math:`\bar M
+    C^{1/2} w` for the leading eigenvectors :math:`w` of :math:`C^{1/2} \bar M C^{1/2}`: dimensions that the decoder
+    ignores have no part in them.
     """
     probes = codes[:: -(-len(codes) // NUM_PROBES)]
     with torch.no_grad():
@@ -56,5 +57,5 @@ def most_used(metric: pb.Metric, codes: Tensor, origin: Tensor) -> Plane:
     values, vectors = torch.linalg.eigh(torch.cov(codes.T))
     root = vectors * values.clamp_min(0).sqrt() @ vectors.T
     leading = torch.linalg.eigh(root @ mean @ root).eigenvectors[:, -2:].flip(-1)
-    basis = torch.linalg.qr(root @ leading).Q
+    basis = torch.linalg.qr(mean @ root @ leading).Q
     return Plane(origin, basis, ("most used direction", "second most used direction"))

@@ -1,8 +1,8 @@
 """What the page draws of a decoded distribution.
 
 A renderer takes a decoder and codes ``(n, d)`` and returns a description with a ``kind`` that the page knows:
-``images``, ``lines`` (stick figures), ``ranking`` (named probabilities), ``bars`` (mean ± standard deviation), ``logo`` (letters at
-positions) or ``html``.
+``images``, ``lines`` (stick figures), ``ranking`` (named probabilities), ``bars`` (mean ± standard deviation),
+``logo`` (letters at positions) or ``html``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def one_by_one(render: Callable[[Distribution], Any]) -> Renderer:
 
 
 def automatic(p: Distribution, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Letters or probabilities of categorical distributions, images of means that look like images, and else mean ± sd."""
+    """Probabilities of categorical distributions, images of means that look like images, and else mean ± sd."""
     base = p
     while isinstance(base, Independent):
         base = base.base_dist
@@ -53,7 +53,7 @@ def automatic(p: Distribution, names: Sequence[str] | None = None) -> dict[str, 
 
 
 def images(values: Tensor, size: tuple[int, int] | None = None, low: float = 0.0, high: float = 1.0) -> dict[str, Any]:
-    """Images ``(n, h, w)``, ``(n, 3, h, w)`` or ``(n, h, w, 3)`` with values from `low` to `high`, or rows with a `size` to cut them to."""
+    """Images ``(n, h, w)``, ``(n, 3, h, w)`` or ``(n, h, w, 3)``, or rows of numbers with the `size` of the images."""
     x = values.detach().cpu().double()
     x = x.reshape(len(x), *size) if size else x
     x = x.movedim(1, -1) if x.ndim == 4 and x.shape[-1] not in (1, 3) else x
@@ -94,7 +94,7 @@ def bars(mean: Tensor, stddev: Tensor, names: Sequence[str] | None = None) -> di
 
 
 def logo(probs: Tensor, letters: Sequence[str] | None = None) -> dict[str, Any]:
-    r"""A sequence logo of ``(n, positions, letters)``: heights are probabilities times information, :math:`\log_2 K - H` bits."""
+    r"""A sequence logo of ``(n, positions, letters)``: heights are probabilities times :math:`\log_2 K - H` bits."""
     known = list(letters) if letters is not None else [str(i) for i in range(probs.shape[-1])]
     p = probs[:, :MAX_POSITIONS].detach().cpu().double()
     bits = np.log2(p.shape[-1]) + torch.xlogy(p, p).sum(-1) / np.log(2)
@@ -127,8 +127,8 @@ def _image(x: Any) -> Tensor:
         array = array.movedim(0, -1)
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[-1] not in (1, 3)):
         raise ValueError(
-            f"render returned an array of shape {tuple(array.shape)}. Return an image of shape (h, w) or (h, w, 3) with values "
-            "from 0 to 1, or a string of HTML."
+            f"render returned an array of shape {tuple(array.shape)}. Return an image of shape (h, w) or (h, w, 3) "
+            "with values from 0 to 1, or a string of HTML."
         )
     return array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array
 
@@ -153,4 +153,6 @@ def rounded(x: Tensor | np.ndarray, digits: int = 4) -> list[Any]:
     array = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x, dtype=float)
     if np.isfinite(array).all():
         return array.round(digits).tolist()
-    return np.where(np.isfinite(array), array.round(digits), None).tolist()
+    known = array.round(digits).astype(object)
+    known[~np.isfinite(array)] = None
+    return known.tolist()

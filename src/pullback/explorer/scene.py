@@ -81,7 +81,7 @@ class Scene:
         self._graphs: dict[str, pb.Graph] = {}
         self._planes, self._maps, self._paths = Recent(8), Recent(16), Recent(4)
 
-    # -- the geometry -------------------------------------------------------------------------------------------------------
+    # -- the geometry ----------------------------------------------------------------------------------------------------
 
     def metric(self, key: str) -> pb.Metric:
         """One of `METRICS`."""
@@ -135,7 +135,7 @@ class Scene:
             self._graphs[key] = fit
         return self._graphs[key]
 
-    # -- the plane ----------------------------------------------------------------------------------------------------------
+    # -- the plane -------------------------------------------------------------------------------------------------------
 
     def plane(self, axes: tuple[int, int] | None = None, at: int = 0, aspect: float = 1.0) -> Plane:
         """The plane of two axes, or of the two most used directions, through a code."""
@@ -160,7 +160,7 @@ class Scene:
         return [left, right, bottom, top]
 
     def grid(self, plane: Plane, resolution: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Coordinates of the columns and of the rows of a grid over the picture, and its codes ``(rows, columns, d)``."""
+        """Where the columns and the rows of a grid over the picture are, and its codes ``(rows, columns, d)``."""
         left, right, bottom, top = self.bounds(plane)
         step = max(right - left, top - bottom) / (resolution - 1)
         x, y = (
@@ -169,7 +169,7 @@ class Scene:
         )
         return x, y, plane.lift(torch.stack(torch.meshgrid(x, y, indexing="xy"), -1))
 
-    # -- what is asked ------------------------------------------------------------------------------------------------------
+    # -- what is asked ---------------------------------------------------------------------------------------------------
 
     def describe(self, plane: Plane) -> dict[str, Any]:
         """All that the page must know before anything is computed."""
@@ -261,7 +261,7 @@ class Scene:
             return self.model.renderer(self.decoder, codes)
 
     def fan(self, key: str, z: Tensor, plane: Plane, reach: float) -> dict[str, Any]:
-        """Geodesics of equal length from a code in all directions of the plane, and where they are after equal times."""
+        """Geodesics of equal length from a code, in all directions of the plane."""
         metric, angle = self.metric(key), torch.linspace(0, 2 * math.pi, NUM_RAYS + 1).to(z)[:-1]
         directions = torch.stack([angle.cos(), angle.sin()], -1) @ plane.basis.T
         with torch.no_grad():
@@ -273,7 +273,7 @@ class Scene:
         )
         points = plane.project(rays(torch.linspace(0, 1, 41).to(z)))
         arrived = int((rays.reached >= 1).sum())
-        message = f"{arrived} of {NUM_RAYS} geodesics of length {float(length):.3g} reached their end; rings mark equal distances."
+        message = f"{arrived} of {NUM_RAYS} geodesics reached their end; rings mark equal distances."
         return {"rays": rounded(points), "length": float(length), "message": message}
 
     def field(self, key: str, z: Tensor) -> dict[str, Any]:

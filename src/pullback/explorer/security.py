@@ -41,12 +41,13 @@ class Refused(Exception):
 
 
 class Gate:
-    """Refuses foreign hosts, requests without the token and bodies that are not small JSON; adds the headers of every answer.
+    """Refuses foreign hosts, requests without the token and bodies that are not JSON; adds the headers of every answer.
 
     Args:
         app: what answers.
-        token: that ``/api`` asks for, or None on the local machine, where the name of the host is checked instead. (A page elsewhere
-            can make a browser send requests here, under its own name for this machine, but neither of the two right.)
+        token: that ``/api`` asks for, or None on the local machine, where the name of the host is checked instead. (A
+            page elsewhere can make a browser send requests here, under its own name for this machine, but neither of
+            the two right.)
     """
 
     def __init__(self, app: ASGIApp, token: str | None = None) -> None:
@@ -89,7 +90,7 @@ class Gate:
 
 
 def _name_of_host(request: Request) -> str:
-    """The host as the browser calls it, without the port; an address of IPv6 stands in brackets and has colons of its own."""
+    """The host without the port; an address of IPv6 stands in brackets and has colons of its own."""
     host = request.headers.get("host", "")
     return host if host.endswith("]") else host.rsplit(":", 1)[0]
 

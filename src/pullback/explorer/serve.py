@@ -65,7 +65,8 @@ class Explorer:
         self._socket.close()
 
     def _repr_html_(self) -> str:
-        return f'<iframe src="{html.escape(self.url)}" title="pullback explorer" width="100%" height="820" style="border:0"></iframe>'
+        address = html.escape(self.url)
+        return f'<iframe src="{address}" title="explorer" width="100%" height="820" style="border:0"></iframe>'
 
     def __repr__(self) -> str:
         return f"Explorer({self.url})"
