@@ -220,33 +220,3 @@ def test_a_velocity_that_is_not_known_says_so():
     torch.testing.assert_close(log.distance, log.geodesic.length, rtol=0, atol=0)
     torch.testing.assert_close(metric.norm(a, log.velocity), log.distance, rtol=1e-12, atol=0)
     assert log.velocity[0, 1] > 100 * log.velocity[0, 0].abs()
-
-
-@pytest.mark.parametrize("problem", [NORMAL, SIMPLEX], ids=str)
-def test_distance_matrices(problem):
-    Z, W = problem.points(5), problem.points(3)
-    square, other = pb.distances(problem.metric, Z), pb.distances(problem.metric, Z, W)
-    torch.testing.assert_close(other, problem.distance(Z[:, None], W), rtol=1e-5, atol=0)
-    torch.testing.assert_close(square, square.T, rtol=0, atol=0)
-    assert (square.diagonal() == 0).all()
-    i, j = torch.triu_indices(5, 5, 1)
-    torch.testing.assert_close(square[i, j], problem.distance(Z[i], Z[j]), rtol=1e-5, atol=0)
-
-
-def test_distance_matrices_in_batches(monkeypatch):
-    from pullback._geometry import distances as _distances
-
-    Z = SPHERE.points(4)
-    whole = pb.distances(SPHERE.metric, Z)
-    monkeypatch.setattr(_distances, "_BATCH", 4)
-    torch.testing.assert_close(pb.distances(SPHERE.metric, Z), whole, rtol=1e-9, atol=0)
-    assert pb.distances(SPHERE.metric, Z[:1]).tolist() == [[0.0]]
-
-
-def test_distance_matrices_name_the_pair_that_failed():
-    Z = NORMAL.points(4)
-    Z[2] = torch.nan
-    with pytest.raises(RuntimeError, match="3 of 6 paths failed, the first between codes 0 and 2: an end point is NaN"):
-        pb.distances(NORMAL.metric, Z)
-    with pytest.raises(ValueError, match=r"must have shape \(n, d\)"):
-        pb.distances(NORMAL.metric, Z[None])

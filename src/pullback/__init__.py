@@ -38,7 +38,6 @@ from pullback._geometry.curvature import scalar_curvature as scalar_curvature
 from pullback._geometry.curvature import sectional_curvature as sectional_curvature
 from pullback._geometry.distance import distance as distance
 from pullback._geometry.distance import squared_distance as squared_distance
-from pullback._geometry.distances import distances as distances
 from pullback._geometry.exponential import Trajectory as Trajectory
 from pullback._geometry.exponential import expmap as expmap
 from pullback._geometry.exponential import exponential as exponential
@@ -47,6 +46,9 @@ from pullback._geometry.geodesic import geodesic as geodesic
 from pullback._geometry.logarithm import Logarithm as Logarithm
 from pullback._geometry.logarithm import logarithm as logarithm
 from pullback._geometry.logarithm import logmap as logmap
+from pullback._geometry.pairwise.matrix import pairwise_distances as pairwise_distances
+from pullback._geometry.pairwise.run import FailedPairsWarning as FailedPairsWarning
+from pullback._geometry.pairwise.store import DistanceStore as DistanceStore
 from pullback._geometry.transport import parallel_transport as parallel_transport
 from pullback._geometry.uncertainty_report import UncertaintyReport as UncertaintyReport
 from pullback._geometry.uncertainty_report import uncertainty_report as uncertainty_report

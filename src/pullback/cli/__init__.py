@@ -17,6 +17,7 @@ from pullback import __version__
 # In the order of ``pullback --help``.
 COMMANDS = {
     "reproduce": "run an experiment of the paper, or all of them",
+    "distances": "fill a store with the distances of all pairs of codes, or find nearest neighbors",
     "explore": "open a page that shows a latent space, built-in or your own",
 }
 

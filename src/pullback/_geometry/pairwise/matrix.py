@@ -1,0 +1,211 @@
+"""The distance matrix of a data set, in memory or on disk, with the engine that is at hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from pullback._geometry.pairwise.job import Job, Starts
+from pullback._geometry.pairwise.manifest import manifest
+from pullback._geometry.pairwise.plan import MatrixPlan
+from pullback._geometry.pairwise.run import Engine, run
+from pullback._geometry.pairwise.store import DistanceStore, clean, open_writer, unfinished
+from pullback._metrics.base import Metric
+from pullback._solvers.base import ConvergenceError, Solver
+from pullback._solvers.gauss_newton import GaussNewton
+from pullback._typing import Float
+
+# Pairs solved together, by the kind of device (benchmarks/distances.py): more do not fit a core's cache, fewer leave a GPU idle.
+BATCH = {"cpu": 1024, "cuda": 16384}
+# Codes on the side of a block: about 64 blocks per side, between these limits. A block is what a killed process loses.
+_BLOCKS_PER_SIDE = 64
+_SMALLEST_BLOCK = {"cpu": 32, "cuda": 128}
+_LARGEST_BLOCK = 512
+# Share of the machine's memory that a matrix may take.
+_MEMORY_SHARE = 0.5
+
+
+@overload
+def pairwise_distances(
+    metric: Metric,
+    Z: Float[Tensor, "n d"],
+    Y: Float[Tensor, "m d"] | None = None,
+    *,
+    solver: Solver | None = None,
+    init: Starts = None,
+    n_jobs: int | None = None,
+    client: Any = None,
+    shard: tuple[int, int] | None = None,
+    devices: Sequence[str] | None = None,
+    out: None = None,
+    block_size: int | None = None,
+    batch_size: int | None = None,
+    errors: Literal["nan", "raise"] = "nan",
+) -> Float[Tensor, "n m"]: ...
+
+
+@overload
+def pairwise_distances(
+    metric: Metric,
+    Z: Float[Tensor, "n d"],
+    Y: Float[Tensor, "m d"] | None = None,
+    *,
+    solver: Solver | None = None,
+    init: Starts = None,
+    n_jobs: int | None = None,
+    client: Any = None,
+    shard: tuple[int, int] | None = None,
+    devices: Sequence[str] | None = None,
+    out: str | os.PathLike[str],
+    block_size: int | None = None,
+    batch_size: int | None = None,
+    errors: Literal["nan", "raise"] = "nan",
+) -> DistanceStore: ...
+
+
+def pairwise_distances(
+    metric: Metric,
+    Z: Float[Tensor, "n d"],
+    Y: Float[Tensor, "m d"] | None = None,
+    *,
+    solver: Solver | None = None,
+    init: Starts = None,
+    n_jobs: int | None = None,
+    client: Any = None,
+    shard: tuple[int, int] | None = None,
+    devices: Sequence[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    block_size: int | None = None,
+    batch_size: int | None = None,
+    errors: Literal["nan", "raise"] = "nan",
+) -> Float[Tensor, "n m"] | DistanceStore:
+    """The distances of all pairs: the matrix ``d(Z[i], Y[j])``, or of ``Z`` with itself, symmetric and zero on its diagonal.
+
+    The cost is that of as many geodesics; for ``Z`` alone each pair is solved once. The matrix is cut into blocks, which are solved
+    in the same way by every engine, so all engines agree to the last bit on one kind of processor. A pair whose path does not
+    converge is tried again from a graph of the codes. A constant: it carries no gradient.
+
+    With ``out`` the blocks go to a zarr store. A run that was killed goes on from the blocks that are finished when the same call is
+    made again; a store of other codes, weights, settings or versions is refused, and the refusal names the difference.
+
+    Args:
+        metric: the geometry.
+        Z: codes, ``(n, d)``.
+        Y: other codes, ``(m, d)``.
+        solver: as in `pullback.geodesic`.
+        init: None for straight lines, or a fitted graph, or a list of several starts, as in `pullback.geodesic`. A curve would
+            fit one pair only.
+        n_jobs: processes on this machine: -1 for one per core, 1 for none but this one. By default one per core once the work
+            is known to take longer than starting them.
+        client: a dask client, or the address of a scheduler. Give each dask process one thread. With `out` the workers write
+            to it, so they must share its file system.
+        shard: ``(i, n)`` solves every n-th block from the i-th, counted from 0, for machines that share nothing but the folder
+            `out`.
+        devices: several devices, such as ``["cuda:0", "cuda:1"]``, each with its own process. The metric and the codes are
+            copied to them.
+        out: a folder for the matrix. Needs ``pip install 'pullback[scale]'``.
+        block_size: codes on the side of a block.
+        batch_size: pairs solved together, by default 1,024, and 16,384 on a GPU. Smaller ones need less memory.
+        errors: "nan" gives pairs that fail NaN and warns once, "raise" stops at the first.
+
+    Returns:
+        The matrix, on the device of ``Z``; with `out` a `DistanceStore`.
+
+    Raises:
+        ConvergenceError: with ``errors="raise"``, if a path did not converge.
+        ValueError: if the store at `out` is that of another job.
+
+    Warns:
+        FailedPairsWarning: if pairs have no distance; its `failures` has a message for each.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> codes = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
+        >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
+        >>> pb.pairwise_distances(metric, codes)
+        tensor([[0.0000, 5.0000, 2.0000],
+                [5.0000, 0.0000, 3.6056],
+                [2.0000, 3.6056, 0.0000]], dtype=torch.float64)
+    """
+    _check(Z, Y, shard, out, errors)
+    job = _job(metric, Z, Y, solver, init, block_size, batch_size)
+    engine = Engine(n_jobs, client, [str(device) for device in devices] if devices else None)
+    blocks = list(job.plan.blocks())
+    if out is None:
+        _check_memory(job)
+        matrix, _ = run(job, engine, blocks, None, errors=errors)
+        return torch.as_tensor(matrix).to(Z.device)
+    return _stored(job, engine, blocks if shard is None else blocks[shard[0] :: shard[1]], Path(out), errors)
+
+
+def _stored(job: Job, engine: Engine, blocks: list, path: Path, errors: Literal["nan", "raise"]) -> DistanceStore:
+    writer = open_writer(path, job.plan, manifest(job))
+    _, num_solved = run(job, engine, unfinished(writer, blocks), writer, errors=errors)
+    store = DistanceStore.open(path)
+    if store.complete:
+        clean(path)
+    failures = store.failures() if errors == "raise" else []
+    if failures:
+        i, j, message = failures[0]
+        raise ConvergenceError(
+            f"{len(failures)} pairs in {path} have no distance, the first ({i}, {j}): {message}.", store
+        )
+    return DistanceStore(path, store.manifest, store.num_blocks, store.num_missing, num_solved)
+
+
+def _job(
+    metric: Metric,
+    Z: Tensor,
+    Y: Tensor | None,
+    solver: Solver | None,
+    init: Starts,
+    block_size: int | None,
+    batch_size: int | None,
+) -> Job:
+    kind = Z.device.type
+    first, second = Z.detach(), (Z if Y is None else Y).detach()
+    size = default_block_size(max(len(first), len(second)), kind) if block_size is None else block_size
+    plan = MatrixPlan(len(first), len(second), size, symmetric=Y is None)
+    return Job(metric, first, second, plan, solver or GaussNewton(), init, batch_size or BATCH.get(kind, BATCH["cuda"]))
+
+
+def default_block_size(num_codes: int, device_type: str) -> int:
+    """Codes on the side of a block.
+
+    >>> [default_block_size(n, "cpu") for n in (100, 10_000, 1_000_000)]
+    [32, 256, 512]
+    """
+    least = _SMALLEST_BLOCK.get(device_type, _SMALLEST_BLOCK["cuda"])
+    wanted = 1 << max(0, num_codes // _BLOCKS_PER_SIDE).bit_length()
+    return min(max(wanted, least), _LARGEST_BLOCK)
+
+
+def _check(Z: Tensor, Y: Tensor | None, shard: tuple[int, int] | None, out: object, errors: str) -> None:
+    if Z.ndim != 2 or (Y is not None and Y.ndim != 2):
+        shapes = " and ".join(str(tuple(x.shape)) for x in (Z, Y) if x is not None)
+        raise ValueError(
+            f"Sets of codes must have shape (n, d); got {shapes}. Use pullback.distance for pairs in any shape."
+        )
+    if errors not in ("nan", "raise"):
+        raise ValueError(f'errors must be "nan" or "raise"; got {errors!r}.')
+    if shard is None:
+        return
+    if out is None:
+        raise ValueError("shard= needs out=, the folder where the parts of the matrix meet.")
+    if not 0 <= shard[0] < shard[1]:
+        raise ValueError(f"shard=(i, n) counts from 0: i must be at least 0 and less than n; got {shard}.")
+
+
+def _check_memory(job: Job) -> None:
+    num_bytes = job.plan.shape[0] * job.plan.shape[1] * job.first.element_size()
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else num_bytes
+    if num_bytes > _MEMORY_SHARE * available:
+        raise MemoryError(
+            f"A matrix of {job.plan.shape[0]:,} by {job.plan.shape[1]:,} distances takes {num_bytes / 1e9:.0f} GB. Pass "
+            "out='distances.zarr' to keep it on disk, or use pullback.neighbors."
+        )

@@ -1,0 +1,124 @@
+"""``pullback distances`` fills a store with the distance matrix, or the nearest neighbors, of a file of codes."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+
+import pullback as pb
+
+
+@dataclass(frozen=True)
+class Options:
+    """Geodesic distances of all pairs of codes, in a zarr store. A run that was stopped goes on when it is called again.
+
+    With --neighbors the k nearest neighbors of every code instead, as a sparse matrix that scipy.sparse.load_npz reads.
+    """
+
+    decoder: tyro.conf.Positional[str]
+    """MODULE:NAME of a function without arguments that makes a decoder or a metric, or of either itself. The module is looked
+    for in this folder first."""
+    codes: Path
+    """File of the codes (n, d), written by numpy.save."""
+    out: Path
+    """Folder of the store, such as d.zarr; with --neighbors a file .npz."""
+    workers: int = -1
+    """Processes on this machine; -1 for one per core."""
+    dask: str | None = None
+    """Address of a dask scheduler, such as tcp://10.0.0.1:8786."""
+    shard: str | None = None
+    """i/n solves the i-th of n parts, counted from 0."""
+    neighbors: int | None = None
+    """How many nearest neighbors to find instead of all distances."""
+    prior: bool = False
+    """Adds the information of a standard normal prior (pullback.WithPrior)."""
+    device: str = "cpu"
+    """Where to solve, such as cuda."""
+    block_size: int | None = None
+    """Codes on the side of a block."""
+    batch_size: int | None = None
+    """Pairs solved together."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the command."""
+    options = tyro.cli(Options, args=arguments, prog="pullback distances")
+    try:
+        print(_run(options))
+    except (OSError, ValueError, ImportError) as error:
+        raise SystemExit(f"pullback distances: {error}") from error
+
+
+def _run(options: Options) -> str:
+    metric, codes = _metric(options), _codes(options)
+    alone = options.dask is not None or options.device != "cpu"
+    store = pb.pairwise_distances(
+        metric,
+        codes,
+        out=options.out,
+        shard=_shard(options.shard),
+        block_size=options.block_size,
+        batch_size=options.batch_size,
+        n_jobs=1 if alone else options.workers,
+        client=options.dask,
+    )
+    return _report(store)
+
+
+def _report(store: pb.DistanceStore) -> str:
+    failed = store.failures()
+    rest = "complete" if store.complete else f"{store.num_missing} of {store.num_blocks} blocks to go"
+    lines = [f"{store.num_solved} blocks solved; {store.path} is {rest}; {len(failed)} pairs have no distance"]
+    return "\n".join([*lines, *(f"- ({i}, {j}): {message}" for i, j, message in failed[:10])])
+
+
+def _metric(options: Options) -> pb.Metric:
+    module, _, name = options.decoder.partition(":")
+    if not name:
+        raise ValueError(f"Give the decoder as MODULE:NAME, such as my_module:make_decoder; got {options.decoder!r}.")
+    # As `python -m` does: modules of the present folder come first.
+    sys.path.insert(0, "")
+    found: Any = import_module(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"Module {module} has no {name}. Name a function that makes a decoder, or a decoder.")
+        found = getattr(found, part)
+    made = _made(found)
+    made = made.to(options.device) if isinstance(made, torch.nn.Module) else made
+    if isinstance(made, pb.Metric):
+        return made
+    return pb.FisherRaoMetric(pb.WithPrior(made) if options.prior else made)
+
+
+def _made(found: Any) -> Any:
+    """What a function without arguments makes; a metric, a module or a function of codes is taken as it is."""
+    if isinstance(found, pb.Metric | torch.nn.Module):
+        return found
+    parameters = inspect.signature(found).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return found if needed else found()
+
+
+def _codes(options: Options) -> torch.Tensor:
+    array = np.load(options.codes, allow_pickle=False)
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
+        raise ValueError(f"{options.codes} must hold floating-point codes (n, d); it has {array.dtype} {array.shape}.")
+    return torch.from_numpy(array).to(options.device)
+
+
+def _shard(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, _, second = text.partition("/")
+    if not (first.isdigit() and second.isdigit()):
+        raise ValueError(f"Give the shard as i/n, such as 0/8; got {text!r}.")
+    return int(first), int(second)
