@@ -9,10 +9,11 @@ from torch.distributions import Bernoulli, Categorical, Independent, Normal, Poi
 
 import pullback as pb
 from problems import PROBLEMS
-from pullback._autodiff.jets import jet
+from pullback._autodiff.derivatives import jet
 from pullback._decoders.extrapolated import UnitNormal
+from pullback._families.fisher import fisher
 from pullback._geometry.distance import discretised
-from pullback._metrics.isometry import Frame, isometric_information, isometric_jet, separable
+from pullback._metrics.isometry import Frame, isometric_jet, separable
 from pullback._solvers.elements import DEGREE, ElementEnergy
 from pullback._solvers.mesh import adapted, halved, moved, parameters, placed, tails, uniform
 from pullback._solvers.relaxation import relax
@@ -113,8 +114,7 @@ def test_which_roots_are_separable():
     channel = Independent(UnitNormal(h), 1)
     both = pb.Product(Independent(Bernoulli(logits=h), 1), channel)
     for family, expected in ((Bernoulli(logits=h), True), (both, True), (Categorical(logits=h), False)):
-        info = isometric_information(pb.FisherRaoMetric(lambda z, family=family: family), h)
-        assert info is not None
+        info = fisher(family)
         assert separable(info) is expected
 
 

@@ -206,11 +206,11 @@ def test_is_a_module():
     M, M32 = pb.FisherRaoMetric(wrapped).tensor(z), pb.FisherRaoMetric(single).tensor(z.float())
     assert M32.dtype == torch.float32
     torch.testing.assert_close(M32.double(), M.detach(), rtol=1e-3, atol=1e-3)
-    pb.FisherRaoMetric(wrapped).tensor(z).sum().backward()
+    pb.FisherRaoMetric(wrapped).tensor(z.requires_grad_()).sum().backward()
     assert decoder.net.weight.grad is not None
     other = pb.Extrapolated(Linear("normal"), support_at(torch.zeros_like(wrapped.support.centers)), strength=1.0)
     other.load_state_dict(wrapped.state_dict())
-    torch.testing.assert_close(pb.FisherRaoMetric(other).tensor(z), M)
+    torch.testing.assert_close(pb.FisherRaoMetric(other).tensor(z.detach()), M)
 
 
 def test_calibrate_follows_the_decoder():

@@ -11,7 +11,6 @@ from pullback._curves.curve import Polyline as Polyline
 from pullback._curves.curve import energy as energy
 from pullback._curves.curve import length as length
 from pullback._decoders.contract import DecoderError as DecoderError
-from pullback._decoders.contract import decode as decode
 from pullback._decoders.ensemble import EnsembleDecoder as EnsembleDecoder
 from pullback._decoders.extrapolated import Extrapolated as Extrapolated
 from pullback._decoders.gaussian_process import GPDecoder as GPDecoder

@@ -1,18 +1,124 @@
-"""Every private name of torch that the library uses, each with the reason."""
+"""Everything of torch that is private or global, in one place, with the reason for each.
+
+- `is_wrapped`, `unwrapped` (``torch._C._functorch``): a tensor seen inside a transform must not be kept after it.
+- `in_transform` (``torch._C._functorch``): inside a transform codes have no values to look at.
+- `values_only` (``forward_ad._set_fwd_grad_enabled``): there is no public way to leave a result out of a forward-mode derivative.
+- `load_forward_mode` (``torch._decomp``): the first forward-mode derivative of a process compiles rules with a deprecated function.
+- `plain_kernels` (``torch._C._set_mkldnn_enabled``): there is no public switch for oneDNN's recurrences.
+- `batch_norms`, `dropouts` (``torch.nn.modules``): the base classes of all normalization and dropout layers are private.
+- `has_registered_kl` (``torch.distributions.kl._KL_REGISTRY``): torch has no public way to ask which rules exist.
+- `unvalidated` (``Distribution._validate_args``): the public setter has no getter.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor, peek_interpreter_stack
+from torch.autograd import forward_ad
 from torch.distributions import Distribution
 from torch.distributions import kl as torch_kl
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+batch_norms: type[_BatchNorm] = _BatchNorm
+dropouts: type[_DropoutNd] = _DropoutNd
+
+
+def is_wrapped(x: Tensor) -> bool:
+    """Whether the tensor belongs to a transform of `torch.func` that is running."""
+    return is_functorch_wrapped_tensor(x)
+
+
+def unwrapped(x: Tensor) -> Tensor:
+    """The values of a tensor seen inside a transform, as a tensor that outlives it."""
+    while is_functorch_wrapped_tensor(x):
+        x = get_unwrapped(x)
+    return x
+
+
+def in_transform() -> bool:
+    """Whether a transform of `torch.func` is running."""
+    return peek_interpreter_stack() is not None
+
+
+def values_only() -> contextlib.AbstractContextManager[None]:
+    """A context in which forward mode carries no tangents: what is computed there costs what its values cost."""
+    return forward_ad._set_fwd_grad_enabled(False)
+
+
+@functools.cache
+def load_forward_mode() -> None:
+    """Loads torch's forward-mode rules without the deprecation warning that torch 2.13 causes to itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import torch._decomp.decompositions_for_jvp  # noqa: F401
 
 
 def has_registered_kl(family: type[Distribution], base: type) -> bool:
     """Whether `torch.distributions.register_kl` was called by others than torch for `family`, or a base of it within `base`.
 
-    torch has no public way to ask which rules exist, and its own are less accurate than those of the library.
+    Rules of torch do not count: they are less accurate than those of the library.
     """
     return any(
         rule.__module__ != torch_kl.__name__ and issubclass(left, base)
         for (left, right), rule in torch_kl._KL_REGISTRY.items()
         if issubclass(family, left) and issubclass(family, right)
     )
+
+
+class SharedSetting:
+    """A global setting of torch as a context that threads may hold at the same time.
+
+    The first to enter changes the setting, the last to leave puts it back.
+    """
+
+    def __init__(self, change: Callable[[contextlib.ExitStack], None]):
+        self._change, self._lock, self._users = change, threading.Lock(), 0
+        self._undo = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                self._change(self._undo)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._undo.close()
+
+
+def _choose_plain_kernels(undo: contextlib.ExitStack) -> None:
+    undo.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+    undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+    torch._C._set_mkldnn_enabled(False)
+    torch.backends.mha.set_fastpath_enabled(False)
+    undo.enter_context(sdpa_kernel(SDPBackend.MATH))
+    undo.enter_context(torch.backends.cudnn.flags(enabled=False))
+    # Compiled code has no second derivatives. Setting the stance would load the compiler, so only where it is loaded.
+    if "torch._dynamo" in sys.modules:
+        undo.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+def _switch_validation_off(undo: contextlib.ExitStack) -> None:
+    undo.callback(Distribution.set_default_validate_args, Distribution._validate_args)
+    Distribution.set_default_validate_args(False)
+
+
+plain_kernels = SharedSetting(_choose_plain_kernels)
+"""A context with variants of torch's kernels that have all derivatives: unfused attention, plain recurrences, no compiled code."""
+
+unvalidated = SharedSetting(_switch_validation_off)
+"""A context in which distributions do not check their parameters: a NaN reaches the caller instead of ending the batch."""

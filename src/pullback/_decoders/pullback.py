@@ -9,48 +9,61 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pullback._autodiff.derivatives import pushforward
-from pullback._decoders.contract import Decoder, check_codes, check_finite, decode, observed
+from pullback._decoders.contract import Decoder, check_finite, decode, observed
+from pullback._decoders.probe import facts, route
 from pullback._families.information import Information
 
 Rule = Callable[[Distribution], Information]
 
-_BLOCK = (
-    2**17
-)  # coordinates that a processor contracts at once: they stay in its cache, and no fresh memory is asked for
+# Coordinates that a processor contracts at once. They then stay in its cache, and no fresh memory is asked for.
+_BLOCK = 2**17
+# Coordinates and tangents of codes differentiated at once. A convolutional decoder with 784 outputs then needs 200 MB in float32.
+_AT_ONCE = {"cpu": 2**21, "cuda": 2**25}
 
 
 def pulled_back(rule: Rule, decoder: Decoder, z: Tensor) -> Tensor:
-    r"""The tensor :math:`J^\top I J` of shape ``(*batch, d, d)`` for the information that `rule` gives the decoded distributions."""
-    check_codes(z)
+    r"""The tensor :math:`J^	op I J` of shape ``(N, d, d)`` for the information that `rule` gives the decoded distributions.
+
+    It can be differentiated where the codes require a gradient. Otherwise it is a constant, computed in bounded memory.
+    """
+    if torch.is_grad_enabled() and z.requires_grad:
+        return _pulled_back(rule, decoder, z)
+    known = facts(observed(decoder), z)
+    size = (
+        len(z)
+        if known is None
+        else _AT_ONCE.get(z.device.type, 2**21) // ((1 + z.shape[-1]) * max(1, known.num_features))
+    )
+    with torch.no_grad():
+        return torch.cat([_pulled_back(rule, decoder, some) for some in z.split(max(1, size))])
+
+
+def _pulled_back(rule: Rule, decoder: Decoder, z: Tensor) -> Tensor:
     found: list[Information] = []
+    seen = observed(decoder)
 
     def coordinates(z: Tensor) -> tuple[Tensor]:
-        found[:] = [rule(decode(observed(decoder), z))]
+        found[:] = [rule(decode(seen, z))]
         return (found[0].eta,)
 
-    (eta,), (tangents,) = pushforward(coordinates, z.contiguous(), decoder)  # codes may share memory
+    # Codes may share memory, which forward mode does not allow.
+    (eta,), (tangents,) = pushforward(coordinates, z.contiguous(), forward=route(seen, z).forward)
     check_finite(eta, z)
-    M = contracted(found[0], eta, tangents, z.ndim - 1)
+    M = contracted(found[0], eta, tangents)
     check_finite(M, z, what="derivatives")
     return M
 
 
-def contracted(info: Information, eta: Tensor, u: Tensor, num_batch: int) -> Tensor:
-    """``uᵢᵀ I(eta) uⱼ`` for tangents ``(m, *batch, *features, k)``, summed over features.
+def contracted(info: Information, eta: Tensor, u: Tensor) -> Tensor:
+    """``uᵢᵀ I(eta) uⱼ`` for coordinates ``(N, *features, k)`` and tangents ``(m, N, *features, k)``, summed over features.
 
     An estimated information is evaluated code by code, each with the same noise: the estimate at a code must not depend on
     where in a batch the code stands.
     """
-    if num_batch == 0:
-        return info.gram(eta, u, 0)
-    flat, tangents = eta.flatten(0, num_batch - 1), u.flatten(1, num_batch)
-    if info.exact:
-        size = _block_size(flat, tangents)
-        blocks = zip(flat.split(size), tangents.split(size, 1), strict=True)
-        grams = torch.cat([info.gram(block, v, 1) for block, v in blocks])
-    else:
-        grams = torch.stack([info.gram(one, v, 0) for one, v in zip(flat, tangents.unbind(1), strict=True)])
-    return grams.reshape(*eta.shape[:num_batch], *grams.shape[1:])
+    if not info.exact:
+        return torch.stack([info.gram(one, v, 0) for one, v in zip(eta, u.unbind(1), strict=True)])
+    size = _block_size(eta, u)
+    return torch.cat([info.gram(some, v, 1) for some, v in zip(eta.split(size), u.split(size, 1), strict=True)])
 
 
 def _block_size(eta: Tensor, u: Tensor) -> int:

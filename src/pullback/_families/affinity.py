@@ -44,6 +44,7 @@ from torch.nn.functional import logsigmoid
 
 from pullback._families.composite import fixed_base
 from pullback._families.embedding import check_equal
+from pullback._families.missing import MissingRuleError
 from pullback._families.product import Product
 from pullback._families.von_mises_fisher import VonMisesFisher
 from pullback._numerics.elementary import log_gamma
@@ -55,7 +56,7 @@ _WHAT = "Rényi and Hellinger divergence"
 @singledispatch
 def log_affinity(p: Distribution, q: Distribution, alpha: float) -> Tensor:
     r""":math:`\log \int p^\alpha q^{1-\alpha}` of shape ``batch_shape``; 0 where ``p = q``, below 0 otherwise if 0 < α < 1."""
-    raise NotImplementedError(
+    raise MissingRuleError(
         f"No closed form of Rényi and Hellinger divergences is known to the library for {type(p).__name__}. Use "
         "pullback.divergences.symmetrized_kl or pullback.divergences.MonteCarloKL(num_samples=1000), or pass a function (p, q) -> Tensor of your own."
     )

@@ -26,6 +26,7 @@ from torch.distributions import (
 from pullback._families.embedding import Dual, embed
 from pullback._families.fisher import fisher
 from pullback._families.information import Information, Linear
+from pullback._families.missing import MissingRuleError
 from pullback._families.product import Product
 from pullback._families.rao import rao_distance
 from pullback._families.score import depends_on_code, score_information, tensors_in
@@ -102,14 +103,14 @@ def fixed_base(p: TransformedDistribution, q: Distribution | None = None) -> Dis
     """The base of a distribution whose transforms are fixed bijections; raises if they depend on the code (or differ from q's)."""
     even = isinstance(p, (HalfNormal, HalfCauchy))  # |x| is sufficient where the density of x is even
     if not even and not all(transform.bijective for transform in p.transforms):
-        raise NotImplementedError(
+        raise MissingRuleError(
             f"The transforms of this {type(p).__name__} are not one-to-one, so its information is not that of its base. Use "
             "pullback.ScoreMetric(decoder), which needs only sample and log_prob."
         )
     others = p.transforms if q is None else _as(TransformedDistribution, q).transforms
     moving = any(depends_on_code(t) or _varies(t, p) for t in tensors_in([p.transforms, others]))
     if moving or others != p.transforms:
-        raise NotImplementedError(
+        raise MissingRuleError(
             f"The transforms of this {type(p).__name__} have parameters that depend on the code; only fixed transforms leave "
             "the information as it is. Move the parameters into the base distribution (Normal(loc, scale) instead of an "
             "AffineTransform(loc, scale) of a standard Normal), or use pullback.ScoreMetric(decoder)."

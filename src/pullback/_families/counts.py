@@ -15,7 +15,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.distributions import (
     Bernoulli,
     Binomial,
@@ -27,6 +26,7 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
+from pullback._autodiff.torch_internals import is_wrapped
 from pullback._families.embedding import Dual, check_equal, embed, fixed
 from pullback._families.fisher import fisher
 from pullback._families.information import Information
@@ -113,11 +113,7 @@ def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
     costs less than half. Counted from an origin, half of it has the tangent :math:`\tanh\frac{l - l_0}{4} \cdot \frac{c}{2 - c}` with
     :math:`c = 1 - \tanh\frac l4 \tanh\frac{l_0}4`, and *c* is a sum of the complements of the two factors.
     """
-    if (
-        origin is None
-        and type(logits) is Tensor
-        and not (torch.is_grad_enabled() or is_functorch_wrapped_tensor(logits))
-    ):
+    if origin is None and type(logits) is Tensor and not (torch.is_grad_enabled() or is_wrapped(logits)):
         return _arc_of_root_odds((0.5 * logits).exp_())  # the same, fast, where no derivative is wanted
     if origin is None:
         sign = _sign(logits)
@@ -225,7 +221,7 @@ def _negative_binomial_root(eta: Tensor, u: Tensor) -> Tensor:
 
 def _is_zero(u: Tensor) -> bool:
     """Known to vanish with all its derivatives: not while a transform or autograd is looking."""
-    watched = is_functorch_wrapped_tensor(u) or (u.requires_grad and torch.is_grad_enabled())
+    watched = is_wrapped(u) or (u.requires_grad and torch.is_grad_enabled())
     return not watched and not u.any()
 
 

@@ -32,6 +32,7 @@ from torch.distributions import (
 
 from pullback._families.affinity import log_affinity
 from pullback._families.kl import rule_for
+from pullback._families.missing import MissingRuleError
 from pullback._families.product import Product
 from pullback._families.score import depends_on_code, fixed_noise, tensors_in
 from pullback._numerics.elementary import excess
@@ -59,7 +60,7 @@ def check_smooth(p: Distribution) -> None:
         for part in p.components:
             check_smooth(part)
     elif isinstance(p, Uniform) or (isinstance(p, Pareto) and depends_on_code(p.scale)):
-        raise NotImplementedError(
+        raise MissingRuleError(
             f"The support of this {type(p).__name__} moves with the code, so it has no Fisher information and its divergence is "
             "infinite on one side. Use pullback.EuclideanMetric(decoder), or a likelihood with fixed support."
         )
@@ -194,7 +195,7 @@ def wasserstein2(p: Distribution, q: Distribution) -> Tensor:
 
 @singledispatch
 def _wasserstein2(p: Distribution, q: Distribution) -> Tensor:
-    raise NotImplementedError(
+    raise MissingRuleError(
         f"The Wasserstein distance has a closed form for Gaussians only, not for {type(p).__name__}. Use a Normal or "
         "MultivariateNormal decoder, or pullback.FisherRaoMetric(decoder)."
     )

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from pullback._families.missing import MissingRuleError
+
 Dual = tuple[Tensor, Tensor]
 
 
@@ -63,7 +65,7 @@ def fixed(parameter: Tensor, origin: Tensor | None = None) -> bool:
 def check_equal(what: str, parameter: str, p: Distribution, q: Distribution) -> None:
     """Raises where a parameter that a closed form takes for known differs between two members of a family."""
     if not torch.eq(*(torch.as_tensor(getattr(r, parameter)) for r in (p, q))).all():
-        raise NotImplementedError(
+        raise MissingRuleError(
             f"The {what} of two {type(p).__name__} with different {parameter} has no closed form. Keep {parameter} the same for "
             "all codes; or measure with pullback.FisherRaoMetric, which lets it vary, or pullback.divergences.MonteCarloKL(1000)."
         )

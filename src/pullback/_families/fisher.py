@@ -7,6 +7,7 @@ from functools import singledispatch
 from torch.distributions import Distribution
 
 from pullback._families.information import Information
+from pullback._families.missing import MissingRuleError
 
 
 @singledispatch
@@ -43,7 +44,7 @@ def fisher(p: Distribution) -> Information:
     A distribution without a rule of its own uses that of its nearest base class.
     """
     name = type(p).__name__
-    raise NotImplementedError(
+    raise MissingRuleError(
         f"No Fisher information is registered for {name}. Add it with @pullback.fisher.register on a function "
         f"`(p: {name}) -> pullback.Information`, or use pullback.ScoreMetric(decoder), which needs only sample and log_prob."
     )

@@ -17,6 +17,7 @@ from torch.linalg import solve_triangular
 from pullback._families.embedding import Dual, embed
 from pullback._families.fisher import fisher
 from pullback._families.information import Information
+from pullback._families.missing import MissingRuleError
 from pullback._families.rao import rao_distance
 
 
@@ -57,7 +58,7 @@ def _(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
     """
     distance, holds = closed_distance(p, q)
     if not holds.all():
-        raise NotImplementedError(
+        raise MissingRuleError(
             "The Fisher-Rao distance of two MultivariateNormal is known in closed form only for equal means, equal covariances, or "
             "means that differ along an eigenvector of one covariance relative to the other. Integrate instead: "
             "pullback.distance with an identity decoder."

@@ -45,6 +45,7 @@ from pullback._autodiff.rewrites import Rewritten
 from pullback._autodiff.torch_internals import has_registered_kl
 from pullback._families.composite import fixed_base
 from pullback._families.embedding import check_equal
+from pullback._families.missing import MissingRuleError
 from pullback._families.product import Product
 from pullback._numerics.elementary import digamma, even_excess, excess, log_gamma
 
@@ -75,7 +76,7 @@ def torch_rule(p: Distribution, q: Distribution) -> Tensor:
     if rule is torch_kl._kl_expfamily_expfamily:
         return _bregman(p, q)
     if rule is NotImplemented:
-        raise NotImplementedError(
+        raise MissingRuleError(
             f"No Kullback-Leibler divergence is known for {type(p).__name__} and {type(q).__name__}. Add it with "
             "torch.distributions.register_kl, or estimate it with pullback.divergences.MonteCarloKL(num_samples=1000)."
         )

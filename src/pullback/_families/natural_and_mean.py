@@ -41,6 +41,7 @@ from torch.distributions import (
 
 from pullback._families.composite import fixed_base
 from pullback._families.embedding import Dual, embed, fixed
+from pullback._families.missing import MissingRuleError
 from pullback._families.product import Product
 from pullback._families.von_mises_fisher import VonMisesFisher
 
@@ -63,7 +64,7 @@ def natural_and_mean(p: Distribution) -> tuple[Tensor, Tensor]:
 
     - `p`: the distribution.
     """
-    raise NotImplementedError(
+    raise MissingRuleError(
         f"{type(p).__name__} has no rule for its natural and mean parameters, so it has no α-connection. If it is an exponential "
         "family, register a function that returns the pair, each of shape (*batch_shape, m): @pullback.natural_and_mean.register. "
         "Otherwise leave alpha at 0, which needs none."
@@ -192,7 +193,7 @@ def _merged(pair: Dual, num_batch: int) -> Dual:
 
 def _check_constant(p: Distribution, name: str) -> None:
     if not fixed(getattr(p, name)):
-        raise NotImplementedError(
+        raise MissingRuleError(
             f"{type(p).__name__} is an exponential family only for a fixed {name}, which here varies with the code. Keep it constant, "
             "or leave alpha at 0."
         )

@@ -17,6 +17,8 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
+from pullback._families.missing import MissingRuleError
+
 Values = tuple[Any, ...]
 _ONE = Size()
 
@@ -112,7 +114,7 @@ def _entropy(part: Distribution) -> Tensor:
         return part.entropy()
     except NotImplementedError as error:
         name = type(part).__name__
-        raise NotImplementedError(
+        raise MissingRuleError(
             f"torch has no closed form of the entropy of {name}, a part of this Product. Estimate it from samples: "
             "-product.log_prob(product.sample((1000,))).mean(0)."
         ) from error

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.distributions import Distribution
 
+from pullback._families.missing import MissingRuleError
+
 _KNOWN: dict[type, str] = {}
 
 
@@ -48,7 +50,7 @@ def rao_distance(p: Distribution, q: Distribution) -> Tensor:
 
 @singledispatch
 def _rao_distance(p: Distribution, q: Distribution) -> Tensor:
-    raise NotImplementedError(
+    raise MissingRuleError(
         f"No closed-form Fisher-Rao distance is known to the library for {type(p).__name__}. Integrate instead: "
         "pullback.distance with an identity decoder, or add a formula with @pullback.rao_distance.register."
     )

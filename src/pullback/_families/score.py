@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 from torch import Size, Tensor
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 from torch.distributions import Distribution, Transform
 from torch.distributions.transforms import _InverseTransform
 
 from pullback._autodiff.derivatives import directional
+from pullback._autodiff.torch_internals import is_wrapped, unwrapped
 from pullback._families.information import Information
+from pullback._families.missing import MissingRuleError
 
 _CACHES = ("_inv", "_cached_x_y")  # what a transform remembers of its last use
 
@@ -103,12 +104,12 @@ class _Held:
         fixed = [t for t in found if t.shape[: len(p.batch_shape)] != p.batch_shape]
         stray = [tuple(t.shape) for t in fixed if depends_on_code(t)]
         if stray or not moving:
-            raise NotImplementedError(
+            raise MissingRuleError(
                 f"The score in the parameters of {type(p).__name__} needs tensors that start with its batch shape "
                 f"{tuple(p.batch_shape)}; it holds {stray or 'none that do'}. Expand the parameters to the batch shape, or use "
                 "pullback.ScoreMetric(decoder), which differentiates the whole decoder."
             )
-        return cls(_rebuilt(p, {id(t): _plain(t) for t in fixed}, Size()), moving)
+        return cls(_rebuilt(p, {id(t): unwrapped(t) for t in fixed}, Size()), moving)
 
     @property
     def eta(self) -> Tensor:
@@ -172,13 +173,6 @@ def _forgetful(transform: Transform) -> Transform:
 
 def depends_on_code(t: Tensor) -> bool:
     """Whether a tensor met inside a derivative moves with the variable that is differentiated."""
-    if not is_functorch_wrapped_tensor(t):
+    if not is_wrapped(t):
         return False
     return t.requires_grad or forward_ad.unpack_dual(t).tangent is not None
-
-
-def _plain(t: Tensor) -> Tensor:
-    """A constant met inside a derivative, fit to be used after it."""
-    while is_functorch_wrapped_tensor(t):
-        t = get_unwrapped(t)
-    return t

@@ -17,6 +17,7 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from pullback._families.composite import fixed_base
+from pullback._families.missing import MissingRuleError
 from pullback._families.product import Product
 from pullback._families.von_mises_fisher import VonMisesFisher
 
@@ -29,7 +30,7 @@ def most_uncertain(p: Distribution) -> Distribution:
     (concentration 0.1), and for families of unbounded uncertainty the same place ten times as wide, or a thousandth of the rate.
     Open for registration: ``@pullback.most_uncertain.register`` on a function ``(p: MyFamily) -> MyFamily``.
     """
-    raise NotImplementedError(_no_rule("most_uncertain", p))
+    raise MissingRuleError(_no_rule("most_uncertain", p))
 
 
 @singledispatch
@@ -39,7 +40,7 @@ def blend(p: Distribution, q: Distribution, s: Tensor) -> Distribution:
     Probabilities blend as probabilities, whichever way they were given. Open for registration: ``@pullback.blend.register`` on a
     function ``(p: MyFamily, q, s) -> MyFamily``.
     """
-    raise NotImplementedError(_no_rule("blend", p))
+    raise MissingRuleError(_no_rule("blend", p))
 
 
 def _no_rule(function: str, p: object) -> str:

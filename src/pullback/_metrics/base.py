@@ -3,32 +3,83 @@
 from __future__ import annotations
 
 import abc
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import jacobian
-from pullback._typing import Float
+from pullback._autodiff.derivatives import Tensors, jacobian, jacobian_and_more
+from pullback._autodiff.torch_internals import values_only
+from pullback._decoders.contract import Decoder, as_codes, observed
+from pullback._decoders.probe import route
+from pullback._decoders.support import Support
+from pullback._families.information import Information
+from pullback._typing import Codes, Float
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def per_code(method: Method) -> Method:
+    """A method written for codes ``(N, d)`` that takes them with any batch shape, as tensors, arrays or lists.
+
+    Codes are converted to the metric's dtype and device and broadcast with each other; each tensor that the method returns has
+    the batch shape in the place of its first dimension.
+    """
+
+    @functools.wraps(method)
+    def call(self: Metric, *codes: Any, **others: Any) -> Any:
+        names = [name for name, value in others.items() if value is not None]
+        every = torch.broadcast_tensors(*(as_codes(z, self) for z in (*codes, *(others[name] for name in names))))
+        batch, d = every[0].shape[:-1], every[0].shape[-1]
+        flat = [z.reshape(-1, d) for z in every]
+        named = {**others, **dict(zip(names, flat[len(codes) :], strict=True))}
+        return _restored(method(self, *flat[: len(codes)], **named), batch)
+
+    return call  # pyright: ignore[reportReturnType]
+
+
+def _restored(x: Any, batch: torch.Size) -> Any:
+    """Tensors with the batch shape in the place of their first dimension; a pair of one tensor stays one."""
+    if isinstance(x, tuple):
+        first = _restored(x[0], batch)
+        return first, first if x[1] is x[0] else _restored(x[1], batch)
+    return x if x is None else x.reshape(batch + x.shape[1:])
+
+
+@dataclass(frozen=True, eq=False)
+class Isometric:
+    """Coordinates of decoded codes whose root is the derivative of a Euclidean embedding.
+
+    Attributes:
+        info: the coordinates ``eta``, of shape ``(*batch, ..., k)``, and the root.
+        embedding: gives the embedding itself, ``(*batch, K)``, without decoding again.
+    """
+
+    info: Information
+    embedding: Callable[[], Tensor]
 
 
 class Metric(abc.ABC):
     """A Riemannian metric on the latent space (abstract).
 
-    A metric implements `tensor` and `ds2`. It may also implement `embed`, which lets the default geodesic solver use the
-    exact cross terms between neighbouring points of a curve; without it the solver falls back on the other two.
+    A metric implements `tensor` and `ds2`, for codes of any batch shape; the decorator `pullback.per_code` lets them be written
+    for codes ``(N, d)``. It may also implement `embed`, which lets the default geodesic solver use the exact cross terms
+    between neighboring points of a curve, and `isometric`, which makes that cheaper. A metric that is pulled back from a
+    decoder keeps it in an attribute ``decoder``.
     """
 
     @abc.abstractmethod
-    def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
+    def tensor(self, z: Codes) -> Float[Tensor, "*batch d d"]:
         """The metric tensor M(z): symmetric, positive semi-definite."""
 
     @abc.abstractmethod
-    def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
         """Squared length of the short step from ``a`` to ``b``; symmetric, and ``vᵀ M v`` to third order in ``v = b - a``."""
 
-    def embed(
-        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
-    ) -> tuple[Tensor, Tensor] | None:
+    def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
         r"""A dual embedding (phi, psi), each of shape ``(*batch, K)``, with :math:`M = D\phi^\top D\psi`, or None.
 
         The squared chord of two codes is then ``(phi_b - phi_a) · (psi_b - psi_a)``; see `pullback.embed`. `origin` is a code
@@ -36,32 +87,66 @@ class Metric(abc.ABC):
         """
         return None
 
-    def frame(
-        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def isometric(self, z: Codes) -> Isometric | None:
+        """Coordinates that have all the derivatives a solver needs, where the embedding is Euclidean and they exist, or None."""
+        return None
+
+    @property
+    def source(self) -> Decoder | None:
+        """The decoder behind the metric, its attribute ``decoder``, if it has one."""
+        return getattr(self, "decoder", None)
+
+    @property
+    def support(self) -> Support | None:
+        """The region of the data that the decoder knows, if it knows one (see `pullback.Extrapolated`)."""
+        return getattr(self.source, "support", None)
+
+    def has_forward_mode(self, z: Codes) -> bool:
+        """Whether torch differentiates the decoder in forward mode; see `pullback._decoders.probe`."""
+        z = as_codes(z, self)
+        return self.source is None or route(observed(self.source), z.reshape(-1, z.shape[-1])).forward
+
+    def frame(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensors, Tensors]:
         """The embedding's distinct maps at ``z``, one if it is Euclidean, else two, and their Jacobians ``(d, *batch, K)``.
 
         Constants, not differentiable: what a second-order solver needs at every node. Only for metrics with an embedding.
         """
+        z = as_codes(z, self)
+        forward = self.has_forward_mode(z)
+        with torch.no_grad():
+            known = self.isometric(z[(0,) * (z.ndim - 1)][None]) if z.numel() else None
+        if known is None:
+            return jacobian(lambda x: self._maps(x, origin), z, forward=forward)
+        (eta,), (tangents,), maps = jacobian_and_more(self._coordinates, z, forward=forward)
+        assert known.info.root is not None
+        return maps, (known.info.root(eta, tangents).flatten(z.ndim),)
 
-        def parts(z: Tensor) -> tuple[Tensor, ...]:
-            dual = self.embed(z, origin=origin)
-            assert dual is not None
-            return dual[:1] if dual[0] is dual[1] else dual
+    def _maps(self, z: Tensor, origin: Tensor | None) -> Tensors:
+        dual = self.embed(z, origin=origin)
+        if dual is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} has no embedding at these codes, so it has no frame. Register one for the family with "
+                "@pullback.embed.register, or implement embed."
+            )
+        return dual[:1] if dual[0] is dual[1] else dual
 
-        return jacobian(parts, z, getattr(self, "decoder", None))
+    def _coordinates(self, z: Tensor) -> tuple[Tensors, Tensors]:
+        known = self.isometric(z)
+        if known is None:
+            raise ValueError("The metric has isometric coordinates at some codes and none at others.")
+        with values_only():
+            return (known.info.eta,), (known.embedding(),)
 
-    def inner(
-        self, z: Float[Tensor, "*batch d"], u: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"]
-    ) -> Float[Tensor, "*batch"]:
+    def inner(self, z: Codes, u: Codes, v: Codes) -> Float[Tensor, "*batch"]:
         """The inner product ``uᵀ M(z) v`` of two tangents at ``z``."""
+        u, v = as_codes(u, self), as_codes(v, self)
         return torch.einsum("...i,...ij,...j->...", u, self.tensor(z), v)
 
-    def norm(self, z: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    def norm(self, z: Codes, v: Codes) -> Float[Tensor, "*batch"]:
         """The length ``√(vᵀ M(z) v)`` of a tangent at ``z``."""
         return self.inner(z, v, v).clamp_min(0).sqrt()
 
-    def log_volume(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    def log_volume(self, z: Codes) -> Float[Tensor, "*batch"]:
         """``½ log det M(z)``, the log-density of the Riemannian volume; ``-inf`` where M is singular."""
         factor, info = torch.linalg.cholesky_ex(self.tensor(z))
         half_logdet = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -30,9 +30,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import Map
-from pullback._autodiff.jets import differentiable, jet, variable
-from pullback._decoders.contract import DecoderError, decode, observed, unvalidated
+from pullback._autodiff.derivatives import Map, differentiable, jet, variable
+from pullback._decoders.contract import DecoderError, observe, unvalidated
 from pullback._families.natural_and_mean import natural_and_mean
 from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
@@ -175,10 +174,10 @@ def _flat_coordinates(metric: Metric) -> Map:
             f"α-connections belong to the Fisher-Rao geometry of an exponential family, not to {type(metric).__name__}. Use "
             "pullback.FisherRaoMetric(decoder), or leave alpha at 0."
         )
-    decoder = observed(metric.decoder)
 
     def maps(x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part.flatten(x.ndim - 1) for part in natural_and_mean(decode(decoder, x)))
+        parts = natural_and_mean(observe(metric.decoder, x.reshape(-1, x.shape[-1])))
+        return tuple(part.reshape(*x.shape[:-1], -1) for part in parts)
 
     return maps
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pullback._autodiff.derivatives import hessian
-from pullback._decoders.contract import Decoder, check_codes, check_finite, decode, observed
+from pullback._decoders.contract import Decoder, check_finite, observe
 from pullback._decoders.pullback import total
 from pullback._families.divergences import Divergence, symmetrized_kl
-from pullback._metrics.base import Metric
-from pullback._typing import Float
+from pullback._metrics.base import Metric, per_code
+from pullback._typing import Codes, Float
 
 Step = Callable[[Tensor], Tensor]
 
@@ -30,8 +30,8 @@ class Hessian:
 
     differentiable = True
 
-    def __call__(self, step: Step, z: Tensor) -> Tensor:
-        return 0.5 * hessian(step, z)
+    def __call__(self, step: Step, z: Tensor, *, functional: bool = True) -> Tensor:
+        return 0.5 * hessian(step, z, functional=functional)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class OneSidedDifference:
     eps: float | None = None
     differentiable = False
 
-    def __call__(self, step: Step, z: Tensor) -> Tensor:
+    def __call__(self, step: Step, z: Tensor, *, functional: bool = True) -> Tensor:
         eps = self.eps or torch.finfo(z.dtype).eps ** (1 / 3)
         return _system(lambda v: step(z + v), z, eps)
 
@@ -71,7 +71,7 @@ class CentralDifference:
     eps: float | None = None
     differentiable = False
 
-    def __call__(self, step: Step, z: Tensor) -> Tensor:
+    def __call__(self, step: Step, z: Tensor, *, functional: bool = True) -> Tensor:
         eps = self.eps or torch.finfo(z.dtype).eps ** (1 / 4)
         return _system(lambda v: 0.5 * (step(z + v) + step(z - v)), z, eps)
 
@@ -107,40 +107,37 @@ class DivergenceMetric(Metric):
     divergence: Divergence = symmetrized_kl
     method: Hessian | CentralDifference | OneSidedDifference = Hessian()
 
-    def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
-        check_codes(z)
+    @per_code
+    def tensor(self, z: Codes) -> Float[Tensor, "*batch d d"]:
         if self._one_by_one(z):
-            rows = [self.tensor(code) for code in z.flatten(0, -2)]
-            return torch.stack(rows).reshape(*z.shape, z.shape[-1])
-        p = self._decoded(z)
-        check_finite(self._squared_length(p, p, z.ndim - 1), z)
-        M = self.method(lambda w: self._squared_length(p, self._checked(w), z.ndim - 1), z)
+            return torch.cat([self.tensor(code) for code in z.split(1)])
+        p = observe(self.decoder, z)
+        check_finite(self._squared_length(p, p), z)
+        functional = not self.method.differentiable or self.has_forward_mode(z)
+        M = self.method(lambda w: self._squared_length(p, self._checked(w)), z, functional=functional)
         check_finite(M, z, what="derivatives")
         return M
 
-    def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    @per_code
+    def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
         if self._one_by_one(a):
-            pairs = zip(a.flatten(0, -2), b.flatten(0, -2), strict=True)
-            return torch.stack([self.ds2(*pair) for pair in pairs]).reshape(a.shape[:-1])
-        p, q = self._decoded(a), self._decoded(b)
-        forward = self._squared_length(p, q, a.ndim - 1)
+            return torch.cat([self.ds2(*pair) for pair in zip(a.split(1), b.split(1), strict=True)])
+        p, q = observe(self.decoder, a), observe(self.decoder, b)
+        forward = self._squared_length(p, q)
         if getattr(self.divergence, "symmetric", False):
             return forward
-        return 0.5 * (forward + self._squared_length(q, p, a.ndim - 1))
+        return 0.5 * (forward + self._squared_length(q, p))
 
     def _one_by_one(self, z: Tensor) -> bool:
         """A divergence with noise sees one code at a time, so that a value does not depend on the rest of the batch."""
-        return getattr(self.divergence, "random", False) and z.ndim > 1
-
-    def _decoded(self, z: Tensor) -> Distribution:
-        return decode(observed(self.decoder), z)
+        return getattr(self.divergence, "random", False) and len(z) > 1
 
     def _checked(self, w: Tensor) -> Distribution:
-        q = self._decoded(w)
+        q = observe(self.decoder, w)
         check_smooth = getattr(self.divergence, "check_smooth", None)
         if self.method.differentiable and check_smooth is not None:
             check_smooth(q)
         return q
 
-    def _squared_length(self, p: Distribution, q: Distribution, num_batch: int) -> Tensor:
-        return getattr(self.divergence, "scale", 2.0) * total(self.divergence(p, q), num_batch)
+    def _squared_length(self, p: Distribution, q: Distribution) -> Tensor:
+        return getattr(self.divergence, "scale", 2.0) * total(self.divergence(p, q), 1)

@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pullback._decoders.contract import decode, observed
+from pullback._decoders.contract import observe
 from pullback._decoders.ensemble import EnsembleDecoder
 from pullback._decoders.pullback import total
 from pullback._families.divergences import symmetrized_kl
 from pullback._families.embedding import squared_chord
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, per_code
 from pullback._metrics.fisher_rao import FisherRaoMetric
-from pullback._typing import Float
+from pullback._typing import Codes, Float
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,24 @@ class EnsembleMetric(Metric):
         """The members' average as a decoder."""
         return self.ensemble
 
-    def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
+    @per_code
+    def tensor(self, z: Codes) -> Float[Tensor, "*batch d d"]:
         average = torch.stack([metric.tensor(z) for metric in self._members()]).mean(0)
         if math.isinf(self.correlation_length):
             return average
         eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
         return average + self.disagreement(z)[..., None, None] / self.correlation_length**2 * eye
 
-    def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    @per_code
+    def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
         average = torch.stack([metric.ds2(a, b) for metric in self._members()]).mean(0)
         if math.isinf(self.correlation_length):
             return average
         disagreement = 0.5 * (self.disagreement(a) + self.disagreement(b))
         return average + disagreement * (b - a).square().sum(-1) / self.correlation_length**2
 
-    def embed(
-        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
-    ) -> tuple[Tensor, Tensor] | None:
+    @per_code
+    def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
         duals = [metric.embed(z, origin=origin) for metric in self._members()]
         known = [dual for dual in duals if dual is not None]
         if len(known) < len(duals) or math.isfinite(self.correlation_length):
@@ -87,16 +88,17 @@ class EnsembleMetric(Metric):
         phi = root * torch.cat([phi for phi, _ in known], -1)
         return (phi, phi) if all(a is b for a, b in known) else (phi, root * torch.cat([psi for _, psi in known], -1))
 
-    def disagreement(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    @per_code
+    def disagreement(self, z: Codes) -> Float[Tensor, "*batch"]:
         """V(z), the mean squared distance between the distributions of two members drawn independently."""
-        decoded = [decode(observed(member), z) for member in self.ensemble.members]
-        pairs = torch.stack([_squared_distance(p, q, z.ndim - 1) for p, q in combinations(decoded, 2)])
+        decoded = [observe(member, z) for member in self.ensemble.members]
+        pairs = torch.stack([_squared_distance(p, q) for p, q in combinations(decoded, 2)])
         return 2 * pairs.sum(0) / len(decoded) ** 2
 
     def _members(self) -> list[FisherRaoMetric]:
         return [FisherRaoMetric(member) for member in self.ensemble.members]
 
 
-def _squared_distance(p: Distribution, q: Distribution, num_batch: int) -> Tensor:
-    chord = squared_chord(p, q, num_batch)
-    return 2 * total(symmetrized_kl(p, q), num_batch) if chord is None else chord
+def _squared_distance(p: Distribution, q: Distribution) -> Tensor:
+    chord = squared_chord(p, q, 1)
+    return 2 * total(symmetrized_kl(p, q), 1) if chord is None else chord

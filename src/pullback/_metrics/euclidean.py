@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Independent
 from torch.nn.functional import logsigmoid
 
-from pullback._decoders.contract import Decoder, decode, observed
+from pullback._decoders.contract import Decoder, observe
 from pullback._decoders.pullback import pulled_back
 from pullback._families.information import Information
 from pullback._families.product import Product
-from pullback._metrics.base import Metric
-from pullback._typing import Float
+from pullback._metrics.base import Metric, per_code
+from pullback._typing import Codes, Float
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,18 @@ class EuclideanMetric(Metric):
 
     decoder: Decoder
 
-    def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
-        return pulled_back(lambda p: flat(moments(p, z.ndim - 1)), self.decoder, z)
+    @per_code
+    def tensor(self, z: Codes) -> Float[Tensor, "*batch d d"]:
+        return pulled_back(lambda p: flat(moments(p)), self.decoder, z)
 
-    def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
-        return ((self._moments(b) - self._moments(a)) ** 2).sum(-1)
+    @per_code
+    def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
+        return (moments(observe(self.decoder, b)) - moments(observe(self.decoder, a))).square().sum(-1)
 
-    def embed(
-        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
-    ) -> tuple[Tensor, Tensor] | None:
-        phi = self._moments(z)
+    @per_code
+    def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
+        phi = moments(observe(self.decoder, z))
         return phi, phi
-
-    def _moments(self, z: Tensor) -> Tensor:
-        return moments(decode(observed(self.decoder), z), z.ndim - 1)
 
 
 def flat(eta: Tensor) -> Information:
@@ -55,19 +53,19 @@ def flat(eta: Tensor) -> Information:
     return Information(eta, root=lambda eta, u: u)
 
 
-def moments(p: Distribution, num_batch: int) -> Tensor:
-    """Means and standard deviations of all features side by side, ``(*batch, 2 F)``."""
+def moments(p: Distribution) -> Tensor:
+    """Means and standard deviations of all features side by side, ``(N, 2 F)``."""
     if isinstance(p, Independent):
-        return moments(p.base_dist, num_batch)
+        return moments(p.base_dist)
     if isinstance(p, Product):
-        return torch.cat([moments(part, num_batch) for part in p.components], dim=-1)
+        return torch.cat([moments(part) for part in p.components], dim=-1)
     mean, stddev = p.mean, _stddev(p)
     if mean.numel() and bool(torch.isnan(mean).all()):
         raise NotImplementedError(
             f"{type(p).__name__} has no mean, so there is no Euclidean metric. For categories use OneHotCategorical; otherwise "
             "use pullback.FisherRaoMetric(decoder)."
         )
-    return torch.cat([value.unsqueeze(-1).flatten(num_batch) for value in (mean, stddev)], dim=-1)
+    return torch.cat([value.unsqueeze(-1).flatten(1) for value in (mean, stddev)], dim=-1)
 
 
 @singledispatch

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pullback._autodiff.derivatives import pushforward
 from pullback._decoders.gaussian_process import GPDecoder
-from pullback._metrics.base import Metric
-from pullback._typing import Float
+from pullback._metrics.base import Metric, per_code
+from pullback._typing import Codes, Float
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class GPExpectedMetric(Metric):
         """The process as a decoder."""
         return self.process
 
-    def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
+    @per_code
+    def tensor(self, z: Codes) -> Float[Tensor, "*batch d d"]:
         (_,), (tangents,) = pushforward(lambda z: (self.process.features(z),), z)
         whitened = tangents.movedim(0, -2)
         mean = whitened @ self.process.weights
@@ -47,15 +48,15 @@ class GPExpectedMetric(Metric):
         covariance = self._prior_slope2() * eye - whitened @ whitened.mT
         return mean @ mean.mT + self.process.weights.shape[1] * covariance
 
-    def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    @per_code
+    def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
         step = self.process.features(b) - self.process.features(a)
         covariance = self._prior_slope2() * (b - a).square().sum(-1) - step.square().sum(-1)
         mean = step @ self.process.weights
         return mean.square().sum(-1) + self.process.weights.shape[1] * covariance
 
-    def embed(
-        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
-    ) -> tuple[Tensor, Tensor] | None:
+    @per_code
+    def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
         root = self.process.weights.shape[1] ** 0.5
         w = self.process.features(z)
         shared = torch.cat(

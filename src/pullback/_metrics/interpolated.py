@@ -25,7 +25,7 @@ from torch import Tensor
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric
 from pullback._metrics.kernel_mean import GridMean, KernelMean, PointMean
-from pullback._typing import Float
+from pullback._typing import Codes, Float
 
 _NUM_NODES = 64**2
 _AT_ONCE = 2**22  # distances held at once
@@ -166,14 +166,14 @@ class InterpolatedMetric(Metric):
         """σ along each axis."""
         return self.mean.bandwidth
 
-    def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
+    def tensor(self, z: Codes) -> Float[Tensor, "*batch d d"]:
         d = len(self.bandwidth)
         if z.shape[-1] != d:
             raise ValueError(f"The metric was fitted to codes of {d} dimensions; got codes of {z.shape[-1]}.")
         M = self.mean(z.reshape(-1, d))[:, _unpacking(d)].reshape(*z.shape, d)
         return _exponential(M) if self.log_euclidean else M
 
-    def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
         t, weight = _quadrature(a.dtype, a.device)
         v = b - a
         M = self.tensor(torch.lerp(a[..., None, :], b[..., None, :], t[:, None]))

@@ -16,17 +16,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import constant_hessian, jacobian
-from pullback._autodiff.jets import jet
-from pullback._decoders.contract import decode, observed
+from pullback._autodiff.derivatives import constant_hessian, jacobian, jet
 from pullback._families.information import Information, Linear
 from pullback._metrics.base import Metric
-from pullback._metrics.fisher_rao import FisherRaoMetric, isometry
 
 
 def isometric_information(metric: Metric, z: Tensor) -> Information | None:
     """The information of what ``z`` is decoded to, if its root is the derivative of the metric's embedding."""
-    return isometry(decode(observed(metric.decoder), z)) if isinstance(metric, FisherRaoMetric) else None
+    known = metric.isometric(z)
+    return None if known is None else known.info
 
 
 def separable(info: Information) -> bool:
@@ -72,7 +70,7 @@ class Frame:
             known[:] = [_information(metric, x)]
             return (known[0].eta,)
 
-        (values,), (tangents,) = jacobian(eta, z, getattr(metric, "decoder", None))
+        (values,), (tangents,) = jacobian(eta, z, forward=metric.has_forward_mode(z))
         return cls(metric, z, values, tangents, known[0].root)
 
     def pushed(self) -> Tensor:

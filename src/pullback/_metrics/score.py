@@ -10,11 +10,12 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, Independent
 
 from pullback._autodiff.derivatives import pushforward
-from pullback._decoders.contract import Decoder, check_codes, check_finite, decode, observed, unvalidated
+from pullback._decoders.contract import Decoder, check_finite, observe, observed, unvalidated
+from pullback._decoders.probe import route
 from pullback._families.product import Product
 from pullback._families.score import fixed_noise, unbiased_weight
-from pullback._metrics.base import Metric
-from pullback._typing import Float
+from pullback._metrics.base import Metric, per_code
+from pullback._typing import Codes, Float
 
 _AT_ONCE = 2**22  # numbers sampled at once: what bounds the memory
 
@@ -43,15 +44,15 @@ class ScoreMetric(Metric):
     num_samples: int = 1000
     seed: int = 0
 
-    def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
-        check_codes(z)
-        codes = z.reshape(-1, z.shape[-1])
-        size = max(1, _AT_ONCE // max(1, _numel(self._sampled(codes[:1]))))
-        M = torch.cat([self._covariance(some) for some in codes.split(size)])
-        check_finite(M, codes, what="parameters or derivatives")
-        return M.reshape(*z.shape, z.shape[-1])
+    @per_code
+    def tensor(self, z: Codes) -> Float[Tensor, "*batch d d"]:
+        size = max(1, _AT_ONCE // max(1, _numel(self._sampled(z[:1]))))
+        M = torch.cat([self._covariance(some) for some in z.split(size)])
+        check_finite(M, z, what="parameters or derivatives")
+        return M
 
-    def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    @per_code
+    def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
         mean = 0.5 * (self.tensor(a) + self.tensor(b))
         return torch.einsum("...i,...ij,...j->...", b - a, mean, b - a)
 
@@ -61,7 +62,8 @@ class ScoreMetric(Metric):
         def log_probs(z: Tensor) -> tuple[Tensor]:
             return (_feature_log_probs(self._decoded(z), x, 2),)
 
-        (values,), (scores,) = pushforward(log_probs, codes)
+        forward = route(observed(self.decoder), codes).forward
+        (values,), (scores,) = pushforward(log_probs, codes, forward=forward)
         flat = (scores * unbiased_weight(values)).permute(2, 0, 1, 3).flatten(-2)
         return flat @ flat.mT / self.num_samples
 
@@ -75,7 +77,7 @@ class ScoreMetric(Metric):
 
     def _decoded(self, z: Tensor) -> Distribution:
         with unvalidated():  # a sample on the border of the support is a sample
-            return decode(observed(self.decoder), z)
+            return observe(self.decoder, z)
 
 
 def _feature_log_probs(p: Distribution, x: Any, num_lead: int) -> Tensor:

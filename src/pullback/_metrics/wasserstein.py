@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, LowRankMultivariateNormal, MultivariateNormal, Normal
 
-from pullback._decoders.contract import Decoder, decode, observed
+from pullback._decoders.contract import Decoder, observe
 from pullback._decoders.pullback import pulled_back, total
 from pullback._families.composite import joined, merged
 from pullback._families.divergences import wasserstein2
 from pullback._families.information import Information
 from pullback._families.product import Product
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, per_code
 from pullback._metrics.euclidean import flat
 from pullback._numerics.matrix_roots import lyapunov
-from pullback._typing import Float
+from pullback._typing import Codes, Float
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ class WassersteinMetric(Metric):
 
     decoder: Decoder
 
-    def tensor(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d d"]:
+    @per_code
+    def tensor(self, z: Codes) -> Float[Tensor, "*batch d d"]:
         return pulled_back(_bures, self.decoder, z)
 
-    def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
-        p, q = decode(observed(self.decoder), a), decode(observed(self.decoder), b)
-        return total(wasserstein2(p, q), a.ndim - 1)
+    @per_code
+    def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
+        return total(wasserstein2(observe(self.decoder, a), observe(self.decoder, b)), 1)
 
-    def embed(
-        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
-    ) -> tuple[Tensor, Tensor] | None:
-        info = _bures(decode(observed(self.decoder), z))
+    @per_code
+    def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
+        info = _bures(observe(self.decoder, z))
         if info.root is None:
             return None
-        phi = info.eta.flatten(z.ndim - 1)
+        phi = info.eta.flatten(1)
         return phi, phi
 
 

@@ -1,0 +1,93 @@
+"""The networks inside a decoder, as far as Python can see them: for a lambda, those it refers to."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import weakref
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+from torch import Tensor, nn
+
+from pullback._decoders.memory import Memory
+
+# A lambda that calls a function that calls a partial: deeper than this nobody was seen to hide a network.
+_DEPTH = 4
+
+
+_KNOWN = Memory()
+
+
+def networks(decoder: object) -> list[nn.Module]:
+    """The modules that a decoder refers to: itself, its object, its closure, its globals, its arguments."""
+    if isinstance(decoder, nn.Module):
+        return [decoder]
+    found = _KNOWN.get(decoder, "networks")
+    known = None if found is None else [network() for network in found]
+    if known is None or None in known:
+        known = list(dict.fromkeys(_networks(decoder, _DEPTH)))
+        _KNOWN.put(decoder, "networks", tuple(map(weakref.ref, known)))
+    return known
+
+
+def reference(like: object) -> Tensor | None:
+    """A tensor with the dtype and device that a decoder, metric, module or tensor works in; None if they cannot be told.
+
+    Networks that disagree say nothing.
+    """
+    if isinstance(like, Tensor):
+        return like if like.is_floating_point() else None
+    decoder = getattr(like, "decoder", None)
+    known = None if decoder is None or isinstance(like, nn.Module) else reference(decoder)
+    found = [known] if known is not None else [first for n in networks(like) if (first := _first(n)) is not None]
+    return found[0] if found and len({(x.dtype, x.device) for x in found}) == 1 else None
+
+
+def _first(network: nn.Module) -> Tensor | None:
+    tensors = (x for some in (network.parameters(), network.buffers()) for x in some if x.is_floating_point())
+    own = next(tensors, None)
+    if own is None and not isinstance(getattr(network, "decoder", None), (nn.Module, type(None))):
+        return reference(network.decoder)
+    return own
+
+
+def _networks(thing: Any, depth: int) -> Iterator[nn.Module]:
+    if isinstance(thing, nn.Module):
+        yield thing
+    elif depth > 0:
+        for part in _parts(thing):
+            yield from _networks(part, depth - 1)
+
+
+def _parts(thing: Any) -> list[Any]:
+    if isinstance(thing, functools.partial):
+        return [thing.func, *thing.args, *thing.keywords.values()]
+    if inspect.ismethod(thing):
+        owner = thing.__self__
+        return [owner] if isinstance(owner, nn.Module) else [thing.__func__, *_fields(owner)]
+    if inspect.isfunction(thing):
+        cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
+        known = [thing.__globals__[name] for name in _globals(thing.__code__) if name in thing.__globals__]
+        own = [x for x in known if not inspect.isfunction(x) or x.__globals__ is thing.__globals__]
+        return [*cells, *own, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
+    return _fields(thing) if callable(thing) and not inspect.isclass(thing) else []
+
+
+def _fields(thing: Any) -> list[Any]:
+    return list(vars(thing).values()) if hasattr(thing, "__dict__") else []
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _globals(code: CodeType) -> list[str]:
+    """The names a function looks up in its module, also from the functions inside it."""
+    own = [step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
+    return own + [name for inner in code.co_consts if isinstance(inner, CodeType) for name in _globals(inner)]

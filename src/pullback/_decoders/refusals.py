@@ -1,0 +1,106 @@
+"""What the library says about a decoder that breaks the contract."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from pullback._autodiff.torch_internals import batch_norms, dropouts
+
+_NO_DERIVATIVE = (
+    "or use a metric that needs no derivative of the decoder: "
+    "pullback.DivergenceMetric(decoder, method=pullback.divergences.CentralDifference())."
+)
+
+RANDOM = (
+    "The decoder drew random numbers: decoding the same code twice gives two distributions. Switch dropout off "
+    "(model.eval(), or F.dropout(x, training=False)) and return the distribution itself, not one around a sample."
+)
+MIXING = (
+    "The decoder must give for a batch what it gives for its codes one by one: no statistics of the batch, no sum or "
+    "recurrence over its codes, no shared noise. Use batch_first=True in recurrences and attention, LayerNorm or GroupNorm "
+    "instead of statistics of the batch, and model.eval()."
+)
+DETACHED = (
+    "The decoder's output depends on the codes, but torch cannot differentiate it: the codes are detached, or leave torch, on "
+    "the way (detach(), .data, numpy(), torch.no_grad() or torch.inference_mode() inside the decoder). Take that away, "
+) + _NO_DERIVATIVE
+
+
+class DecoderError(ValueError):
+    """The decoder breaks the contract; the message says how to mend it."""
+
+
+def batch_dependence(layer: nn.Module) -> str | None:
+    """Why the layer makes a decoder random or dependent on the rest of the batch, or None."""
+    name = type(layer).__name__
+    if isinstance(layer, dropouts) and layer.training and layer.p > 0:
+        return f"The decoder is in train mode and has {name}, so its output is random. Call model.eval() first."
+    if isinstance(layer, batch_norms) and layer.training:
+        return (
+            f"The decoder is in train mode and has {name}, so each code's distribution depends on the rest of its batch. "
+            "Call model.eval() first."
+        )
+    if isinstance(layer, batch_norms) and layer.running_mean is None:
+        return (
+            f"The decoder has {name} without running statistics, so each code's distribution depends on the rest of its "
+            "batch. Build it with track_running_stats=True, or use LayerNorm or GroupNorm."
+        )
+    return None
+
+
+def leaves_torch(error: Exception) -> str:
+    """For a decoder that takes codes, but not codes that require a gradient."""
+    return (
+        f"The decoder cannot be differentiated: it fails when its codes require a gradient ({first_line(error)}). Keep to "
+        f"torch's operations inside it (no numpy(), item() or tolist()), {_NO_DERIVATIVE}"
+    )
+
+
+def no_derivative(forward: Exception, reverse: Exception) -> str:
+    """For a decoder with an operation that has neither kind of derivative."""
+    return (
+        f"The decoder uses an operation without a forward-mode derivative ({first_line(forward)}) and without a second "
+        f"reverse one ({first_line(reverse)}). Write that operation out in elementary ones, {_NO_DERIVATIVE}"
+    )
+
+
+def invalid_parameter(error: Exception) -> str:
+    """For a distribution that torch itself refused to build."""
+    return (
+        "The decoder built a distribution with invalid parameters (NaN, or outside their range). Check the model at these "
+        f"codes: use softplus for scales and rates, logits instead of probabilities. torch says: {first_line(error)}"
+    )
+
+
+def wrong_output(p: object, z: Tensor) -> str | None:
+    """What is wrong with what a decoder returned for codes ``(N, d)``, or None."""
+    if isinstance(p, Tensor):
+        return (
+            "The decoder returned a tensor, not a distribution. Say which likelihood the model was trained with: "
+            "pullback.as_decoder(model, family=torch.distributions.Bernoulli) for logits, or in general "
+            "`lambda z: torch.distributions.Bernoulli(logits=model(z))`."
+        )
+    if isinstance(p, (tuple, list)) and any(isinstance(part, Tensor) for part in p):
+        return (
+            f"The decoder returned {type(p).__name__}, not a torch.distributions.Distribution. If it holds a mean and a "
+            "log-variance, use pullback.as_decoder(model, family=torch.distributions.Normal)."
+        )
+    if not isinstance(p, Distribution):
+        return (
+            f"The decoder returned {type(p).__name__}, not a torch.distributions.Distribution. Return one distribution; for "
+            "features of different kinds use pullback.Product(p, q, ...); for the output of a model of another library use "
+            "pullback.as_decoder(model, family=...)."
+        )
+    if p.batch_shape[:1] != z.shape[:1]:
+        return (
+            f"The decoder was given codes of shape {tuple(z.shape)} and returned a distribution with batch shape "
+            f"{tuple(p.batch_shape)}, which must start with ({len(z)},). Keep the first dimension of z: do not squeeze, and "
+            "use flatten(1) or view(len(z), -1)."
+        )
+    return None
+
+
+def first_line(error: Exception) -> str:
+    """The beginning of a message."""
+    return str(error).split("\n")[0][:240]
