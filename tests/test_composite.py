@@ -342,7 +342,7 @@ def test_one_line_makes_a_family_known_to_the_metric():
     assert not pb.fisher(zip_decoder(z)).exact
 
     def estimate(seed: int) -> Tensor:
-        pb.fisher.register(ZeroInflatedPoisson)(lambda p: pb.score_information(p, num_samples=400, seed=seed))
+        pb.fisher.register(ZeroInflatedPoisson)(lambda p: pb.score_information(p, num_samples=400, random_state=seed))
         return pb.FisherRaoMetric(zip_decoder).tensor(z)
 
     mean, error = over_seeds(estimate)
@@ -372,7 +372,7 @@ def test_mixtures_go_through_the_score():
         log_prob = mixture(w).log_prob(x)
         (s,) = torch.autograd.grad(log_prob.sum(), w)
         exact.append(torch.einsum("n,ni,nj->ij", log_prob.exp() * (x[1] - x[0]), s, s).detach())
-    estimates = over_seeds(lambda seed: pb.ScoreMetric(mixture, num_samples=1000, seed=seed).tensor(z))
+    estimates = over_seeds(lambda seed: pb.ScoreMetric(mixture, num_samples=1000, random_state=seed).tensor(z))
     assert_within(estimates[0], torch.stack(exact), estimates[1])
     single = pb.FisherRaoMetric(mixture).tensor(z)
     torch.testing.assert_close(single, pb.ScoreMetric(mixture, num_samples=1000).tensor(z), rtol=1e-9, atol=1e-12)
@@ -398,7 +398,7 @@ def test_information_in_the_family_s_own_parameters_gives_the_same_metric_as_the
 
 def test_estimated_information_approaches_the_closed_form():
     p = Gamma(torch.tensor([0.7, 3.0], dtype=F64), torch.tensor([1.3, 0.4], dtype=F64))
-    mean, error = over_seeds(lambda seed: pb.score_information(p, num_samples=2000, seed=seed).matrix)
+    mean, error = over_seeds(lambda seed: pb.score_information(p, num_samples=2000, random_state=seed).matrix)
     exact = pb.fisher(p).matrix
     order = [list(vars(p)).index(name) for name in ("concentration", "rate")]
     assert order[0] < order[1]  # the coordinates are the tensors the distribution holds, in its order
@@ -425,7 +425,7 @@ def test_derivative_of_the_estimate_is_unbiased():
         z = codes(3).requires_grad_()
         return torch.autograd.grad(metric.tensor(z).sum(), z)[0]
 
-    mean, error = over_seeds(lambda seed: slope(pb.ScoreMetric(decoder, num_samples=500, seed=seed)), 40)
+    mean, error = over_seeds(lambda seed: slope(pb.ScoreMetric(decoder, num_samples=500, random_state=seed)), 40)
     assert_within(mean, slope(pb.FisherRaoMetric(decoder)), error)
 
 

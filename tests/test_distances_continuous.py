@@ -39,7 +39,7 @@ from continuous import (
     student_of_fixed_df,
     two,
 )
-from pullback._families.embedding import squared_chord
+from pullback._families.rules import squared_chord
 
 PLANES = {  # information (a (dμ + b dσ)² + c dσ²) / σ²: family, a, b, c
     "Normal": (Normal, 1, 0, 2),

@@ -10,8 +10,8 @@ from torch.distributions import Bernoulli, Categorical, Independent, Normal, Poi
 import pullback as pb
 from problems import PROBLEMS
 from pullback._autodiff.derivatives import jet
-from pullback._decoders.extrapolated import UnitNormal
-from pullback._families.fisher import fisher
+from pullback._families.location_scale import UnitNormal
+from pullback._families.rules import fisher
 from pullback._geometry.distance import discretised
 from pullback._metrics.isometry import Frame, isometric_jet, separable
 from pullback._solvers.elements import DEGREE, ElementEnergy

@@ -141,7 +141,7 @@ def variants() -> list:
             1e-4,
         ),
         "Monte Carlo": (
-            lambda f: pb.DivergenceMetric(f, pb.divergences.MonteCarloKL(300)),
+            lambda f: pb.DivergenceMetric(f, pb.divergences.monte_carlo_kl(300)),
             {"Normal": GAUSSIAN["Normal"]},
             None,
         ),
@@ -198,9 +198,9 @@ def test_scaled_renyi_and_hellinger_are_fisher_rao(name):
     z = codes()
     M = pb.FisherRaoMetric(FAMILIES[name]).tensor(z)
     for divergence in (
-        pb.divergences.Renyi(0.3),
-        pb.divergences.Renyi(0.5),
-        pb.divergences.Renyi(2.0),
+        pb.divergences.renyi(0.3),
+        pb.divergences.renyi(0.5),
+        pb.divergences.renyi(2.0),
         pb.divergences.hellinger,
     ):
         assert_equal(pb.DivergenceMetric(FAMILIES[name], divergence).tensor(z), M, 1e-10)
@@ -211,7 +211,7 @@ def test_score_is_within_five_standard_errors_and_positive(name):
     z = codes(2)
     M = pb.FisherRaoMetric(FAMILIES[name]).tensor(z)
     estimates = torch.stack(
-        [pb.ScoreMetric(FAMILIES[name], num_samples=400, seed=seed).tensor(z) for seed in range(20)]
+        [pb.ScoreMetric(FAMILIES[name], num_samples=400, random_state=seed).tensor(z) for seed in range(20)]
     )
     error = estimates.std(0) / 20**0.5
     assert ((estimates.mean(0) - M).abs() <= 5 * error).all()
@@ -222,7 +222,7 @@ def test_score_is_within_five_standard_errors_and_positive(name):
 def test_hessian_of_monte_carlo_kl_is_a_score_covariance():
     z = codes()
     for name in ("Bernoulli", "Gamma", "Laplace"):
-        M = pb.DivergenceMetric(FAMILIES[name], pb.divergences.MonteCarloKL(400)).tensor(z)
+        M = pb.DivergenceMetric(FAMILIES[name], pb.divergences.monte_carlo_kl(400)).tensor(z)
         assert (torch.linalg.eigvalsh(M) > 0).all()
         torch.testing.assert_close(M, pb.FisherRaoMetric(FAMILIES[name]).tensor(z), rtol=0.35, atol=0.1)
 
@@ -237,7 +237,9 @@ def test_wishart_by_its_log_normaliser():
     z = codes(2)
     exact = pb.DivergenceMetric(decoder).tensor(z)
     assert_equal(pb.DivergenceMetric(decoder, pb.divergences.kl).tensor(z), exact, 1e-9)
-    estimates = torch.stack([pb.ScoreMetric(decoder, num_samples=400, seed=seed).tensor(z) for seed in range(20)])
+    estimates = torch.stack(
+        [pb.ScoreMetric(decoder, num_samples=400, random_state=seed).tensor(z) for seed in range(20)]
+    )
     assert ((estimates.mean(0) - exact).abs() <= 5 * estimates.std(0) / 20**0.5).all()
     v = 1e-3 * codes(2).flip(0)
     steps = pb.FisherRaoMetric(decoder).ds2(z, z + v)  # no embedding: twice the symmetrised divergence

@@ -27,7 +27,7 @@ from torch.distributions import (
 
 import pullback as pb
 from continuous import F64, Z, factors
-from pullback._families.embedding import squared_chord
+from pullback._families.rules import squared_chord
 
 
 def stirling_excess(x: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """Divergences between distributions, and how a metric is made of one."""
 
-from pullback._families.divergences import MonteCarloKL as MonteCarloKL
-from pullback._families.divergences import Renyi as Renyi
+from pullback._families.divergences import Divergence as Divergence
 from pullback._families.divergences import hellinger as hellinger
 from pullback._families.divergences import kl as kl
+from pullback._families.divergences import monte_carlo_kl as monte_carlo_kl
+from pullback._families.divergences import renyi as renyi
 from pullback._families.divergences import symmetrized_kl as symmetrized_kl
 from pullback._families.divergences import wasserstein2 as wasserstein2
 from pullback._metrics.divergence import CentralDifference as CentralDifference

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from pullback._autodiff.derivatives import pushforward
 from pullback._decoders.contract import decode, observed
-from pullback._families.fisher import fisher
 from pullback._families.information import Information
+from pullback._families.rules import fisher
 from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._typing import Float

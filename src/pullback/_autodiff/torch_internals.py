@@ -6,7 +6,9 @@
 - `load_forward_mode` (``torch._decomp``): the first forward-mode derivative of a process compiles rules with a deprecated function.
 - `plain_kernels` (``torch._C._set_mkldnn_enabled``): there is no public switch for oneDNN's recurrences.
 - `batch_norms`, `dropouts` (``torch.nn.modules``): the base classes of all normalization and dropout layers are private.
-- `has_registered_kl` (``torch.distributions.kl._KL_REGISTRY``): torch has no public way to ask which rules exist.
+- `torch_kl_rule`, `has_registered_kl` (``torch.distributions.kl``): torch has no public way to ask which rules exist.
+- `given_probs` (``Distribution._param``): the logits torch offers then are clamped, and it does not say which were given.
+- `exponential_family` (``ExponentialFamily._natural_params``): torch has them for its own use only.
 - `unvalidated` (``Distribution._validate_args``): the public setter has no getter.
 """
 
@@ -18,12 +20,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch.autograd import forward_ad
-from torch.distributions import Distribution
+from torch.distributions import Distribution, ExponentialFamily
 from torch.distributions import kl as torch_kl
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -63,15 +66,37 @@ def load_forward_mode() -> None:
         import torch._decomp.decompositions_for_jvp  # noqa: F401
 
 
-def has_registered_kl(family: type[Distribution], base: type) -> bool:
-    """Whether `torch.distributions.register_kl` was called by others than torch for `family`, or a base of it within `base`.
+def depends_on_code(x: Tensor) -> bool:
+    """Whether a tensor met inside a derivative moves with the variable that is differentiated."""
+    return is_wrapped(x) and (x.requires_grad or forward_ad.unpack_dual(x).tangent is not None)
 
-    Rules of torch do not count: they are less accurate than those of the library.
+
+def given_probs(p: Distribution) -> bool:
+    """Whether `p` was built from ``probs=``."""
+    attributes = vars(getattr(p, "_categorical", p))
+    return attributes["_param"] is attributes.get("probs") if "_param" in attributes else "logits" not in attributes
+
+
+def exponential_family(p: ExponentialFamily) -> tuple[tuple[Tensor, ...], Callable[..., Tensor]]:
+    """The natural parameters and the log-normalizer."""
+    return p._natural_params, p._log_normalizer
+
+
+def torch_kl_rule(p: type[Distribution], q: type[Distribution]) -> Callable[[Any, Any], Tensor] | None:
+    """The rule that `torch.distributions.kl_divergence` would use, or None."""
+    rule = torch_kl._dispatch_kl(p, q)
+    return None if rule is NotImplemented else rule
+
+
+def has_registered_kl(family: type[Distribution], base: type) -> bool:
+    """Whether `torch.distributions.register_kl` has a rule for `family` that one for `base` must give way to.
+
+    That is a rule for a class below `base`, or one for `base` that is not torch's own.
     """
     return any(
-        rule.__module__ != torch_kl.__name__ and issubclass(left, base)
+        left is not base or rule.__module__ != torch_kl.__name__
         for (left, right), rule in torch_kl._KL_REGISTRY.items()
-        if issubclass(family, left) and issubclass(family, right)
+        if issubclass(family, left) and issubclass(family, right) and issubclass(left, base)
     )
 
 

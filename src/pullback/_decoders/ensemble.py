@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pullback._decoders.contract import Decoder
-from pullback._families.uncertainty import blend
+from pullback._families.rules import blend
 from pullback._typing import Float
 
 

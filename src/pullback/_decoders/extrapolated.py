@@ -29,18 +29,14 @@ from __future__ import annotations
 import torch
 from scipy.sparse.csgraph import dijkstra
 from torch import Tensor, nn
-from torch.distributions import Distribution, Independent, Normal
-from torch.types import _size
+from torch.distributions import Distribution, Independent
 
 from pullback._decoders.contract import Decoder, observed
 from pullback._decoders.pullback import pulled_back
 from pullback._decoders.reweighted import Reweighted
 from pullback._decoders.support import Support
-from pullback._families.embedding import Dual, embed
-from pullback._families.fisher import fisher
-from pullback._families.information import Information
 from pullback._families.product import Product
-from pullback._families.rao import rao_distance
+from pullback._families.rules import fisher
 from pullback._typing import Float
 
 _SLOPE = 3.0
@@ -117,36 +113,6 @@ class Extrapolated(nn.Module):
         direction = torch.cat([phase.cos(), phase.sin()], -1) / d**0.5
         mean = self.strength * _height(self.support, self.support.distance2(z))[..., None] * direction
         return Independent(UnitNormal(mean), 1, validate_args=False)
-
-
-class UnitNormal(Normal):
-    r"""A normal distribution of *known* noise, N(μ, 1): its only coordinate is μ, and its geometry is Euclidean."""
-
-    def __init__(self, loc: Tensor):
-        super().__init__(loc, torch.ones_like(loc), validate_args=False)
-
-    def expand(self, batch_shape: _size, _instance: object = None) -> UnitNormal:
-        """The same distribution with a larger batch shape."""
-        return UnitNormal(self.loc.expand(batch_shape))
-
-
-@fisher.register
-def _(p: UnitNormal) -> Information:
-    r"""Coordinate μ: I = 1."""
-    return Information(p.loc[..., None], root=lambda eta, u: u, isometric=True, separable=True)
-
-
-@embed.register
-def _(p: UnitNormal, origin: Distribution | None = None) -> Dual:
-    r"""φ = μ."""
-    phi = p.loc[..., None]
-    return phi, phi
-
-
-@rao_distance.register(UnitNormal)
-def _(p: UnitNormal, q: UnitNormal) -> Tensor:
-    r"""|μ - μ'|."""
-    return (p.loc - q.loc).abs()
 
 
 def _height(support: Support, distance2: Tensor) -> Tensor:

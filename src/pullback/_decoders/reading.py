@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 
 from pullback._decoders.contract import Decoder, DecoderError, observed
-from pullback._decoders.extrapolated import UnitNormal
 from pullback._decoders.support import Support
+from pullback._families.location_scale import UnitNormal
 from pullback._families.product import Product
 from pullback._typing import Float
 

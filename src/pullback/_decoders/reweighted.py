@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 
 from pullback._decoders.contract import Decoder, decode
 from pullback._decoders.support import Support, translated_sigmoid
-from pullback._families.uncertainty import blend, most_uncertain
+from pullback._families.rules import blend, most_uncertain
 from pullback._typing import Float
 
 

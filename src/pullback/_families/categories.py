@@ -1,8 +1,8 @@
 r"""Families of categories: points of a sphere.
 
-Probabilities form the positive orthant of a sphere of radius two, by :math:`2\sqrt p` (Fisher 1922; Rao 1945). A sample of size *n*
-multiplies lengths by :math:`\sqrt n`. The Fisher-Rao distance is the arc, and the chord of the embedding falls short of it at third
-order. Coordinates are logits, for the reasons given in `pullback._families.counts`.
+Probabilities form the positive orthant of a sphere of radius two, by :math:`2\sqrt p` (Fisher 1922; Rao 1945). A sample
+of size *n* multiplies lengths by :math:`\sqrt n`. The Fisher-Rao distance is the arc, and the chord of the embedding
+falls short of it at third order. Coordinates are logits, for the reasons given in `pullback._families.counts`.
 """
 
 from __future__ import annotations
@@ -13,74 +13,85 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Multinomial, OneHotCategorical
 
-from pullback._families.counts import given_probs
-from pullback._families.embedding import Dual, check_equal, embed
-from pullback._families.fisher import fisher
+from pullback._autodiff.torch_internals import given_probs
+from pullback._families.fading import FIXED, UNIFORM, fades
 from pullback._families.information import Information
-from pullback._families.rao import rao_distance
+from pullback._families.rules import (
+    AFFINITY,
+    Dual,
+    check_equal,
+    embed,
+    fisher,
+    log_affinity,
+    natural_and_mean,
+    positive_kl,
+    rao_distance,
+)
+from pullback._numerics.special import weighted_excess
+
+Categories = Categorical | OneHotCategorical | Multinomial
+
+fades(Categorical, probs=UNIFORM)
+fades(OneHotCategorical, probs=UNIFORM)
+fades(Multinomial, total_count=FIXED, probs=UNIFORM)
 
 
-@fisher.register(Categorical)
-@fisher.register(OneHotCategorical)
-def _(p: Categorical | OneHotCategorical) -> Information:
-    r"""Coordinates logits: I = diag(p) - ppᵀ."""
-    return Information(_log_probs(p), root=_simplex_root, isometric=True)
+def _trials(p: Categories) -> int:
+    return p.total_count if isinstance(p, Multinomial) else 1
 
 
-@fisher.register
-def _(p: Multinomial) -> Information:
-    r"""Coordinates logits: I = n (diag(p) - ppᵀ)."""
-    scale = math.sqrt(p.total_count)
-    return Information(_log_probs(p), root=lambda eta, u: scale * _simplex_root(eta, u), isometric=True)
-
-
-def _simplex_root(eta: Tensor, u: Tensor) -> Tensor:
-    p = torch.softmax(eta, -1)
-    return torch.exp(0.5 * torch.log_softmax(eta, -1)) * (u - (p * u).sum(-1, keepdim=True))
-
-
-def _log_probs(p: Categorical | OneHotCategorical | Multinomial) -> Tensor:
+def _log_probs(p: Categories) -> Tensor:
     """Logits with a finite number in the place of -inf, the mask of an impossible category."""
-    categorical = p if isinstance(p, Categorical) else p._categorical
-    limits = torch.finfo(categorical.probs.dtype)
-    if not given_probs(categorical):
-        return categorical.logits.clamp_min(limits.min)
-    return torch.log(categorical.probs.clamp_min(limits.tiny))
-
-
-@embed.register(Categorical)
-@embed.register(OneHotCategorical)
-def _(p: Categorical | OneHotCategorical, origin: Distribution | None = None) -> Dual:
-    r"""φ = 2 √p, on a sphere of radius 2."""
-    phi = 2 * _root_probs(_log_probs(p))
-    return phi, phi
-
-
-@embed.register
-def _(p: Multinomial, origin: Distribution | None = None) -> Dual:
-    r"""φ = 2 √(n p), on a sphere of radius 2 √n."""
-    phi = 2 * math.sqrt(p.total_count) * _root_probs(_log_probs(p))
-    return phi, phi
-
-
-@rao_distance.register(Categorical)
-@rao_distance.register(OneHotCategorical)
-def _(p: Categorical | OneHotCategorical, q: Categorical | OneHotCategorical) -> Tensor:
-    r"""2 arccos Σ √(p q) = 4 arcsin(|√p - √q| / 2). (The paper prints half of it.)"""
-    return _simplex_distance(_log_probs(p), _log_probs(q))
-
-
-@rao_distance.register(Multinomial)
-def _(p: Multinomial, q: Multinomial) -> Tensor:
-    r"""2 √n arccos Σ √(p q), for equal sample sizes n."""
-    check_equal("Fisher-Rao distance", "total_count", p, q)
-    return math.sqrt(p.total_count) * _simplex_distance(_log_probs(p), _log_probs(q))
-
-
-def _simplex_distance(logits: Tensor, other: Tensor) -> Tensor:
-    chord = torch.linalg.vector_norm(_root_probs(logits) - _root_probs(other), dim=-1)
-    return 4 * torch.asin(0.5 * chord)
+    limits = torch.finfo(p.probs.dtype)
+    return torch.log(p.probs.clamp_min(limits.tiny)) if given_probs(p) else p.logits.clamp_min(limits.min)
 
 
 def _root_probs(logits: Tensor) -> Tensor:
     return torch.exp(0.5 * torch.log_softmax(logits, -1))
+
+
+@fisher.register
+def _(p: Categories) -> Information:
+    r"""Coordinates logits: I = n (diag(p) - ppᵀ)."""
+    scale = math.sqrt(_trials(p))
+    return Information(_log_probs(p), root=lambda eta, u: scale * _simplex_root(eta, u), isometric=True)
+
+
+def _simplex_root(eta: Tensor, u: Tensor) -> Tensor:
+    return _root_probs(eta) * (u - (torch.softmax(eta, -1) * u).sum(-1, keepdim=True))
+
+
+@embed.register
+def _(p: Categories, origin: Distribution | None = None) -> Dual:
+    r"""φ = 2 √(n p), on a sphere of radius 2 √n."""
+    phi = 2 * math.sqrt(_trials(p)) * _root_probs(_log_probs(p))
+    return phi, phi
+
+
+@rao_distance.register
+def _(p: Categories, q: Categories) -> Tensor:
+    r"""2 √n arccos Σ √(p q) = 4 √n arcsin(|√p - √q| / 2), for equal sample sizes n. (The paper prints half of it.)"""
+    check_equal("Fisher-Rao distance", "total_count", p, q)
+    chord = torch.linalg.vector_norm(_root_probs(_log_probs(p)) - _root_probs(_log_probs(q)), dim=-1)
+    return 4 * math.sqrt(_trials(p)) * torch.asin(0.5 * chord)
+
+
+@natural_and_mean.register
+def _(p: Categories) -> Dual:
+    """T = x, the counts. They add up to n, so logits count up to a constant, which no chord sees."""
+    return p.logits, _trials(p) * p.probs
+
+
+@positive_kl.register
+def _(p: Categories, q: Categories) -> Tensor:
+    r""":math:`n \sum_i p_i\, g(\log q_i - \log p_i)`."""
+    check_equal("Kullback-Leibler divergence", "total_count", p, q)
+    logits, others = p.logits.log_softmax(-1), q.logits.log_softmax(-1)
+    return _trials(p) * weighted_excess(logits.exp(), others.exp(), others - logits).sum(-1)
+
+
+@log_affinity.register
+def _(p: Categories, q: Categories, alpha: float) -> Tensor:
+    r""":math:`n \log \sum_i p_i^\alpha q_i^{1-\alpha}` from logits."""
+    check_equal(AFFINITY, "total_count", p, q)
+    return _trials(p) * torch.logsumexp(alpha * p.logits + (1 - alpha) * q.logits, dim=-1)

@@ -1,12 +1,13 @@
 r"""Families of counts: lines.
 
-A family with one parameter is a line, and :math:`\phi = \int \sqrt{I}\, d\eta` is its arc length, known to statisticians as the
-variance-stabilising transform: :math:`2\arcsin\sqrt p` for Bernoulli, :math:`2\sqrt\lambda` for Poisson. A sample of size *n*
-multiplies lengths by :math:`\sqrt n`.
+A family with one parameter is a line, and :math:`\phi = \int \sqrt{I}\, d\eta` is its arc length, known to
+statisticians as the variance-stabilizing transform: :math:`2\arcsin\sqrt p` for Bernoulli, :math:`2\sqrt\lambda` for
+Poisson. A sample of size *n* multiplies lengths by :math:`\sqrt n`.
 
-Coordinates are logits wherever torch has them. Probabilities saturate: in single precision ``1 - p`` is zero beyond a logit of
-17, where the decoder still moves. Given ``probs=``, the logits are taken from them as far as they tell: torch's own stop at the
-machine precision, these at the smallest number. Probabilities of exactly 0 or 1 are finite and do not move.
+Coordinates are logits wherever torch has them. Probabilities saturate: in single precision ``1 - p`` is zero beyond a
+logit of 17, where the decoder still moves. Given ``probs=``, the logits are taken from them as far as they tell:
+torch's own stop at the machine precision, these at the smallest number. Probabilities of exactly 0 or 1 are finite and
+do not move.
 """
 
 from __future__ import annotations
@@ -26,14 +27,41 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
-from pullback._autodiff.torch_internals import is_wrapped
-from pullback._families.embedding import Dual, check_equal, embed, fixed
-from pullback._families.fisher import fisher
+from pullback._autodiff.torch_internals import given_probs, is_wrapped
+from pullback._families.fading import EVEN, FIXED, TENFOLD_ODDS, WIDE, fades, times
 from pullback._families.information import Information
-from pullback._families.rao import rao_distance
-from pullback._numerics.special import artanh_root_sigmoid, dispersion_information, langevin, langevin_slope
+from pullback._families.missing import MissingRuleError
+from pullback._families.rules import (
+    AFFINITY,
+    Dual,
+    check_equal,
+    embed,
+    fisher,
+    fixed,
+    log_affinity,
+    natural_and_mean,
+    positive_kl,
+    rao_distance,
+)
+from pullback._numerics.special import (
+    artanh_root_sigmoid,
+    dispersion_information,
+    langevin,
+    langevin_slope,
+    weighted_excess,
+)
 
-# -- two categories --------------------------------------------------------------------------------------------------------
+Trials = Bernoulli | Binomial
+Runs = Geometric | NegativeBinomial
+
+fades(Bernoulli, probs=EVEN)
+fades(ContinuousBernoulli, probs=EVEN)
+fades(Binomial, total_count=FIXED, probs=EVEN)
+fades(Geometric, probs=times(0.1))
+fades(NegativeBinomial, total_count=FIXED, logits=TENFOLD_ODDS)
+fades(Poisson, rate=WIDE)
+
+# -- a number of trials ------------------------------------------------------------------------------------------------
 
 
 @fisher.register
@@ -59,23 +87,12 @@ def _binomial_root(eta: Tensor, u: Tensor) -> Tensor:
     return eta[..., 1:].sqrt() * _deviation(eta[..., :1]) * u[..., :1]
 
 
-def _log_odds(p: Bernoulli | Binomial | Geometric | NegativeBinomial) -> Tensor:
+def _log_odds(p: Trials | Runs) -> Tensor:
     if not given_probs(p):
         return p.logits
     limits = torch.finfo(p.probs.dtype)
     probs = p.probs.clamp(limits.tiny, 1 - limits.eps)
     return torch.log(probs) - torch.log1p(-probs)
-
-
-def given_probs(p: Distribution) -> bool:
-    """Whether `p` was built from ``probs=``; the logits torch then offers are clamped."""
-    attributes = vars(p)
-    return attributes["_param"] is attributes.get("probs") if "_param" in attributes else "logits" not in attributes
-
-
-def _arc_of_root_odds(t: Tensor) -> Tensor:
-    """In place; torch's arctangent of two numbers costs half as much as that of one."""
-    return torch.atan2(t, torch.ones((), dtype=t.dtype, device=t.device), out=t).mul_(2).sub_(0.5 * math.pi)
 
 
 def _deviation(logits: Tensor) -> Tensor:
@@ -90,31 +107,30 @@ def _sign(logits: Tensor) -> Tensor:
 
 
 @embed.register
-def _(p: Bernoulli, origin: Bernoulli | None = None) -> Dual:
-    r"""φ = 2 arcsin √p, counted from the origin (p = ½ if there is none)."""
-    phi = _arc(_log_odds(p), None if origin is None else _log_odds(origin))[..., None]
-    return phi, phi
-
-
-@embed.register
-def _(p: Binomial, origin: Binomial | None = None) -> Dual | None:
-    r"""φ = 2 √n arcsin √p, for a fixed number of trials n."""
-    if not fixed(p.total_count, None if origin is None else origin.total_count):
-        return None
+def _(p: Trials, origin: Trials | None = None) -> Dual | None:
+    r"""φ = 2 √n arcsin √p, counted from the origin (p = ½ if there is none), for a fixed number of trials n."""
     arc = _arc(_log_odds(p), None if origin is None else _log_odds(origin))
-    phi = (p.total_count.sqrt() * arc)[..., None]
+    if isinstance(p, Binomial):
+        if not fixed(p.total_count, None if origin is None else origin.total_count):
+            return None
+        arc = p.total_count.sqrt() * arc
+    phi = arc[..., None]
     return phi, phi
 
 
 def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
     r"""2 arcsin √σ(l) - 2 arcsin √σ(l₀) to full relative precision, also where both are saturated.
 
-    Counted from p = ½ it is :math:`\pm(\pi/2 - 2 \arctan t)` with :math:`t = e^{-|l|/2}`; the arctangent is taken as an arcsine, which
-    costs less than half. Counted from an origin, half of it has the tangent :math:`\tanh\frac{l - l_0}{4} \cdot \frac{c}{2 - c}` with
-    :math:`c = 1 - \tanh\frac l4 \tanh\frac{l_0}4`, and *c* is a sum of the complements of the two factors.
+    Counted from p = ½ it is :math:`\pm(\pi/2 - 2 \arctan t)` with :math:`t = e^{-|l|/2}`; the arctangent is taken as an
+    arcsine, which costs less than half. Counted from an origin, half of it has the tangent :math:`\tanh\frac{l -
+    l_0}{4} \cdot \frac{c}{2 - c}` with :math:`c = 1 - \tanh\frac l4 \tanh\frac{l_0}4`, and *c* is a sum of the
+    complements of the two factors.
     """
     if origin is None and type(logits) is Tensor and not (torch.is_grad_enabled() or is_wrapped(logits)):
-        return _arc_of_root_odds((0.5 * logits).exp_())  # the same, fast, where no derivative is wanted
+        # The same in place, where no derivative is wanted; torch's arctangent of two numbers costs half as much as that
+        # of one.
+        t = (0.5 * logits).exp_()
+        return torch.atan2(t, torch.ones((), dtype=t.dtype, device=t.device), out=t).mul_(2).sub_(0.5 * math.pi)
     if origin is None:
         sign = _sign(logits)
         t = torch.exp(-0.5 * sign * logits)
@@ -126,16 +142,62 @@ def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
 
 
 @rao_distance.register(Bernoulli)
-def _(p: Bernoulli, q: Bernoulli) -> Tensor:
-    r"""2 |arcsin √p - arcsin √q|."""
-    return _arc(_log_odds(p), _log_odds(q)).abs()
-
-
 @rao_distance.register(Binomial, known="total_count")
-def _(p: Binomial, q: Binomial) -> Tensor:
+def _(p: Trials, q: Trials) -> Tensor:
     r"""2 √n |arcsin √p - arcsin √q|, for equal numbers of trials."""
     check_equal("Fisher-Rao distance", "total_count", p, q)
-    return p.total_count.sqrt() * _arc(_log_odds(p), _log_odds(q)).abs()
+    arc = _arc(_log_odds(p), _log_odds(q)).abs()
+    return p.total_count.sqrt() * arc if isinstance(p, Binomial) else arc
+
+
+@natural_and_mean.register
+def _(p: Trials) -> Dual:
+    """T = x, for a fixed number of trials."""
+    _check_constant(p)
+    return p.logits[..., None], p.mean[..., None]
+
+
+def _check_constant(p: Distribution) -> None:
+    if not fixed(torch.as_tensor(getattr(p, "total_count", 0))):
+        raise MissingRuleError(
+            f"{type(p).__name__} is an exponential family only for a fixed total_count, which here varies with the "
+            f"code. Keep it "
+            "constant, or leave alpha at 0."
+        )
+
+
+@positive_kl.register
+def _(p: Trials | Runs, q: Trials | Runs) -> Tensor:
+    r"""That of one trial, times the expected number of trials: n, :math:`1/p` until a success, :math:`r/(1-p)` until r
+    failures.
+    """
+    check_equal("Kullback-Leibler divergence", "total_count", p, q)
+    one = _trial_kl(p.logits, q.logits) + _trial_kl(-p.logits, -q.logits)
+    if isinstance(p, Geometric):
+        return one / torch.sigmoid(p.logits)
+    if isinstance(p, NegativeBinomial):
+        return p.total_count * one / torch.sigmoid(-p.logits)
+    return p.total_count * one if isinstance(p, Binomial) else one
+
+
+def _trial_kl(logits: Tensor, others: Tensor) -> Tensor:
+    return weighted_excess(torch.sigmoid(logits), torch.sigmoid(others), logsigmoid(others) - logsigmoid(logits))
+
+
+@log_affinity.register
+def _(p: Trials | Runs, q: Trials | Runs, alpha: float) -> Tensor:
+    r"""With a, b the mixed log-probabilities of success and failure: :math:`n \log(e^a + e^b)` for trials.
+
+    The others are sums of series: :math:`a - \log(1 - e^b)` until a success, :math:`r (b - \log(1 - e^a))` until r
+    failures.
+    """
+    check_equal(AFFINITY, "total_count", p, q)
+    a, b = (alpha * logsigmoid(s * p.logits) + (1 - alpha) * logsigmoid(s * q.logits) for s in (1, -1))
+    if isinstance(p, Geometric):
+        return a - torch.log(-torch.expm1(b))
+    if isinstance(p, NegativeBinomial):
+        return p.total_count * (b - torch.log(-torch.expm1(a)))
+    return getattr(p, "total_count", 1) * torch.logaddexp(a, b)
 
 
 @fisher.register
@@ -144,19 +206,20 @@ def _(p: ContinuousBernoulli) -> Information:
     return Information(p.logits[..., None], root=lambda eta, u: 0.5 * langevin_slope(0.5 * eta).sqrt() * u)
 
 
+@natural_and_mean.register
 @embed.register
 def _(p: ContinuousBernoulli, origin: Distribution | None = None) -> Dual:
-    r"""The natural parameter η and the mean (1 + L(η/2))/2."""
+    r"""The natural parameter η and the mean (1 + L(η/2))/2, up to its constant."""
     return p.logits[..., None], 0.5 * langevin(0.5 * p.logits)[..., None]
 
 
-# -- unbounded counts ------------------------------------------------------------------------------------------------------
+# -- unbounded counts --------------------------------------------------------------------------------------------------
 
 
 @fisher.register
 def _(p: Poisson) -> Information:
     r"""Coordinate rate λ: I = 1/λ. A rate of exactly zero that does not move contributes nothing."""
-    return Information(p.rate[..., None], root=lambda eta, u: u / _positive(eta).sqrt(), isometric=True, separable=True)
+    return Information(p.rate[..., None], lambda eta, u: u / _positive(eta).sqrt(), isometric=True, separable=True)
 
 
 @embed.register
@@ -166,7 +229,7 @@ def _(p: Poisson, origin: Distribution | None = None) -> Dual:
     return phi, phi
 
 
-@rao_distance.register(Poisson)
+@rao_distance.register
 def _(p: Poisson, q: Poisson) -> Tensor:
     r"""2 |√λ - √λ'|."""
     return 2 * (_positive(p.rate).sqrt() - _positive(q.rate).sqrt()).abs()
@@ -176,36 +239,43 @@ def _positive(rate: Tensor) -> Tensor:
     return rate.clamp_min(torch.finfo(rate.dtype).tiny)
 
 
+@natural_and_mean.register
+def _(p: Poisson) -> Dual:
+    """T = x."""
+    return torch.log(p.rate)[..., None], p.rate[..., None]
+
+
+@positive_kl.register
+def _(p: Poisson, q: Poisson) -> Tensor:
+    r""":math:`\lambda_p\, g(\log \lambda_q/\lambda_p)`."""
+    return weighted_excess(p.rate, q.rate, q.rate.log() - p.rate.log())
+
+
+@log_affinity.register
+def _(p: Poisson, q: Poisson, alpha: float) -> Tensor:
+    r""":math:`\lambda_p^\alpha \lambda_q^{1-\alpha} - \alpha\lambda_p - (1-\alpha)\lambda_q`."""
+    return p.rate**alpha * q.rate ** (1 - alpha) - alpha * p.rate - (1 - alpha) * q.rate
+
+
+def _going_on(p: Runs) -> tuple[Tensor, Tensor]:
+    """The number of ends r, and the log-odds of going on: a geometric count is a negative binomial one that ends once."""
+    log_odds = _log_odds(p)
+    return (p.total_count, log_odds) if isinstance(p, NegativeBinomial) else (torch.ones_like(log_odds), -log_odds)
+
+
 @fisher.register
 def _(p: Geometric) -> Information:
-    r"""Coordinate logit l of the probability to stop: I = 1 - p."""
-    return Information(
-        _log_odds(p)[..., None],
-        root=lambda eta, u: -torch.exp(0.5 * logsigmoid(-eta)) * u,
-        isometric=True,
-        separable=True,
-    )
-
-
-@embed.register
-def _(p: Geometric, origin: Distribution | None = None) -> Dual:
-    r"""φ = 2 artanh √(1 - p)."""
-    phi = artanh_root_sigmoid(-_log_odds(p))[..., None]
-    return phi, phi
-
-
-@rao_distance.register(Geometric)
-def _(p: Geometric, q: Geometric) -> Tensor:
-    r"""2 |artanh √(1 - p) - artanh √(1 - q)|."""
-    return (artanh_root_sigmoid(-_log_odds(p)) - artanh_root_sigmoid(-_log_odds(q))).abs()
+    r"""Coordinate logit l of the probability 1 - p to go on: I = 1 - p."""
+    eta = _going_on(p)[1][..., None]
+    return Information(eta, lambda eta, u: torch.exp(0.5 * logsigmoid(eta)) * u, isometric=True, separable=True)
 
 
 @fisher.register
 def _(p: NegativeBinomial) -> Information:
     r"""Coordinates (r, logit l), r the total count: :math:`r\sigma(l)(dl + dr/r)^2 + J\,dr^2`.
 
-    :math:`dl + dr/r` is the change of the logarithm of the mean :math:`\mu = r e^l`, orthogonal to that of *r*, and *J* is
-    `dispersion_information`. Where no total count moves, J is not computed.
+    :math:`dl + dr/r` is the change of the logarithm of the mean :math:`\mu = r e^l`, orthogonal to that of *r*, and *J*
+    is `dispersion_information`. Where no total count moves, J is not computed.
     """
     return Information(torch.stack([p.total_count, _log_odds(p)], -1), root=_negative_binomial_root)
 
@@ -226,20 +296,29 @@ def _is_zero(u: Tensor) -> bool:
 
 
 @embed.register
-def _(p: NegativeBinomial, origin: NegativeBinomial | None = None) -> Dual | None:
-    r"""φ = 2 √r arsinh √(μ/r), for a fixed total count r."""
-    if not fixed(p.total_count, None if origin is None else origin.total_count):
+def _(p: Runs, origin: Runs | None = None) -> Dual | None:
+    r"""φ = 2 √r arsinh √(μ/r) = 2 √r artanh √σ(l), l the log-odds of going on, for a fixed total count r."""
+    r, logits = _going_on(p)
+    if isinstance(p, NegativeBinomial) and not fixed(r, None if origin is None else origin.total_count):
         return None
-    phi = _negative_binomial_arc(p)[..., None]
+    phi = (r.sqrt() * artanh_root_sigmoid(logits))[..., None]
     return phi, phi
 
 
-def _negative_binomial_arc(p: NegativeBinomial) -> Tensor:
-    return p.total_count.sqrt() * artanh_root_sigmoid(_log_odds(p))
-
-
+@rao_distance.register(Geometric)
 @rao_distance.register(NegativeBinomial, known="total_count")
-def _(p: NegativeBinomial, q: NegativeBinomial) -> Tensor:
-    r"""2 √r |arsinh √(μ/r) - arsinh √(μ'/r)|, for equal total counts: the distance within the family of that known count."""
+def _(p: Runs, q: Runs) -> Tensor:
+    r"""2 √r |arsinh √(μ/r) - arsinh √(μ'/r)|, for equal total counts: the distance within the family of that known
+    count.
+    """
     check_equal("Fisher-Rao distance", "total_count", p, q)
-    return (_negative_binomial_arc(p) - _negative_binomial_arc(q)).abs()
+    (r, logits), (_, others) = _going_on(p), _going_on(q)
+    return r.sqrt() * (artanh_root_sigmoid(logits) - artanh_root_sigmoid(others)).abs()
+
+
+@natural_and_mean.register
+def _(p: Runs) -> Dual:
+    """T = x, for a fixed total count."""
+    _check_constant(p)
+    r, logits = _going_on(p)
+    return logsigmoid(logits)[..., None], (r * torch.exp(logits))[..., None]

@@ -1,27 +1,54 @@
 r"""Families of directions: von Mises on the circle and von Mises-Fisher on spheres.
 
-Both have the density :math:`\propto \exp(\kappa \mu^\top x)` on :math:`S^{p-1}`, with :math:`\mu = (\cos, \sin)` of the angle for *p* = 2. In
-the mean direction and the concentration the information is
+Both have the density :math:`\propto \exp(\kappa \mu^\top x)` on :math:`S^{p-1}`, with :math:`\mu = (\cos, \sin)` of the
+angle for *p* = 2. In the mean direction and the concentration the information is
 
-.. math:: \kappa A_p(\kappa)\, |d\mu|^2 + A_p'(\kappa)\, d\kappa^2, \qquad A_p = I_{p/2} / I_{p/2-1}, \quad A_p' = 1 - A_p^2 - \tfrac{p-1}\kappa A_p,
+.. math:: \kappa A_p(\kappa)\, |d\mu|^2 + A_p'(\kappa)\, d\kappa^2, \qquad
+   A_p = I_{p/2} / I_{p/2-1}, \quad A_p' = 1 - A_p^2 - \tfrac{p-1}\kappa A_p,
 
-a sphere whose radius grows from 0 with the concentration (Mardia and Jupp, *Directional Statistics*, section 10.3.1). The natural
-parameter is :math:`\kappa\mu` and the mean :math:`A_p(\kappa)\mu`, so chords are Jeffreys divergences. (The paper's appendix prints the
-score as K + μᵀx; it is -K + μᵀx, K = A₃.)
+a sphere whose radius grows from 0 with the concentration (Mardia and Jupp, *Directional Statistics*, section 10.3.1).
+The natural parameter is :math:`\kappa\mu` and the mean :math:`A_p(\kappa)\mu`, so chords are Jeffreys divergences. (The
+paper's appendix prints the score as K + μᵀx; it is -K + μᵀx, K = A₃.)
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.distributions import VonMises
+from torch.distributions import VonMises, register_kl
 
-from pullback._families.embedding import Dual, check_equal, embed
-from pullback._families.fisher import fisher
+from pullback._families.fading import DIRECTION, FAINT, SAME, fades
 from pullback._families.information import Information
-from pullback._families.rao import rao_distance
+from pullback._families.rules import (
+    Dual,
+    check_equal,
+    embed,
+    fisher,
+    log_affinity,
+    natural_and_mean,
+    positive_kl,
+    rao_distance,
+)
 from pullback._families.von_mises_fisher import VonMisesFisher
 from pullback._numerics.special import resultant
+
+Directions = VonMises | VonMisesFisher
+
+fades(VonMises, loc=SAME, concentration=FAINT)
+fades(VonMisesFisher, loc=DIRECTION, concentration=FAINT)
+
+
+def _direction(p: Directions) -> Tensor:
+    """The mean direction, as a unit vector."""
+    return p.loc if isinstance(p, VonMisesFisher) else torch.stack([torch.cos(p.loc), torch.sin(p.loc)], -1)
+
+
+def _offset(p: Directions, origin: Directions) -> Tensor:
+    """The difference of two mean directions, of angles in the frame of the second: exact where they nearly agree."""
+    if isinstance(p, VonMisesFisher):
+        return p.loc - origin.loc
+    angle = p.loc - origin.loc
+    return torch.stack([-2 * torch.sin(angle / 2) ** 2, torch.sin(angle)], -1)
 
 
 @fisher.register
@@ -36,7 +63,9 @@ def _circle_root(eta: Tensor, u: Tensor) -> Tensor:
 
 @fisher.register
 def _(p: VonMisesFisher) -> Information:
-    r"""Coordinates (μ, κ) in :math:`\mathbb R^{p+1}`: I = κ A_p (1 - μμᵀ) ⊕ A_p'. Changes of μ along itself carry no information."""
+    r"""Coordinates (μ, κ) in :math:`\mathbb R^{p+1}`: I = κ A_p (1 - μμᵀ) ⊕ A_p'. Changes of μ along itself carry no
+    information.
+    """
     return Information(torch.cat([p.loc, p.concentration[..., None]], -1), root=_sphere_root)
 
 
@@ -53,30 +82,22 @@ def _scales(p: int, concentration: Tensor) -> tuple[Tensor, Tensor]:
     return concentration * r.spread.sqrt(), r.variance.sqrt()
 
 
+@natural_and_mean.register
 @embed.register
-def _(p: VonMises, origin: VonMises | None = None) -> Dual:
-    """The pair of von Mises-Fisher on the circle; with an origin, of the angle from it."""
-    if origin is None:
-        return _dual(torch.stack([torch.cos(p.loc), torch.sin(p.loc)], -1), p.concentration)
-    angle = p.loc - origin.loc
-    return _dual_at(torch.stack([-2 * torch.sin(angle / 2) ** 2, torch.sin(angle)], -1), p.concentration)
-
-
-@embed.register
-def _(p: VonMisesFisher, origin: VonMisesFisher | None = None) -> Dual:
+def _(p: Directions, origin: Directions | None = None) -> Dual:
     r"""The natural and the mean parameters, κμ and A_p(κ)μ; with an origin, the pair of `_dual_at`."""
-    return _dual(p.loc, p.concentration) if origin is None else _dual_at(p.loc - origin.loc, p.concentration)
-
-
-def _dual(loc: Tensor, concentration: Tensor) -> Dual:
-    length = resultant(loc.shape[-1], concentration).length
-    return concentration[..., None] * loc, length[..., None] * loc
+    if origin is not None:
+        return _dual_at(_offset(p, origin), p.concentration)
+    loc = _direction(p)
+    length = resultant(loc.shape[-1], p.concentration).length
+    return p.concentration[..., None] * loc, length[..., None] * loc
 
 
 def _dual_at(offset: Tensor, concentration: Tensor) -> Dual:
-    r"""The same chords from the offset :math:`d = \mu - \mu_0` and the deficit :math:`B = 1 - A_p`, which small steps do not cancel.
+    r"""The same chords from the offset :math:`d = \mu - \mu_0` and the deficit :math:`B = 1 - A_p`: nothing cancels.
 
-    With :math:`a = |d|^2/2 = 1 - \mu^\top\mu_0` the pair is :math:`(\kappa, \kappa a, \kappa d)` and :math:`(-a - B(1 - a), B, A_p d)`.
+    With :math:`a = |d|^2/2 = 1 - \mu^\top\mu_0` the pair is :math:`(\kappa, \kappa a, \kappa d)` and :math:`(-a - B(1 -
+    a), B, A_p d)`.
     """
     r = resultant(offset.shape[-1], concentration)
     kappa, length, deficit = concentration[..., None], r.length[..., None], r.deficit[..., None]
@@ -86,26 +107,51 @@ def _dual_at(offset: Tensor, concentration: Tensor) -> Dual:
 
 
 @rao_distance.register(VonMises, known="concentration")
-def _(p: VonMises, q: VonMises) -> Tensor:
-    r"""√(κ A₂(κ)) times the angle: see the rule for `VonMisesFisher`."""
-    half = 0.5 * (p.loc - q.loc)
-    angle = 2 * torch.atan2(torch.sin(half).abs(), torch.cos(half).abs())
-    return _radius(2, p, q) * angle
-
-
 @rao_distance.register(VonMisesFisher, known="concentration")
-def _(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
-    r"""√(κ A_p(κ)) times the angle, for equal concentrations: the distance within the family of that known concentration.
+def _(p: Directions, q: Directions) -> Tensor:
+    r"""√(κ A_p(κ)) times the angle: the distance within the family of a known concentration.
 
-    The family of all concentrations is a different space: there a shorter path first lowers κ, turns where turning is cheap and
+    The family of all concentrations is a different space: there a shorter path first lowers κ, turns where turning is
+    cheap and
     raises κ again, and its length has no closed form.
     """
-    angle = 2 * torch.atan2(
-        torch.linalg.vector_norm(p.loc - q.loc, dim=-1), torch.linalg.vector_norm(p.loc + q.loc, dim=-1)
-    )
-    return _radius(p.event_shape[0], p, q) * angle
-
-
-def _radius(dimension: int, p: VonMises | VonMisesFisher, q: VonMises | VonMisesFisher) -> Tensor:
     check_equal("Fisher-Rao distance", "concentration", p, q)
-    return _scales(dimension, p.concentration)[0]
+    if isinstance(p, VonMisesFisher):
+        sine, cosine = (torch.linalg.vector_norm(v, dim=-1) for v in (p.loc - q.loc, p.loc + q.loc))
+    else:
+        half = 0.5 * (p.loc - q.loc)
+        sine, cosine = torch.sin(half).abs(), torch.cos(half).abs()
+    return _scales(_dimension(p, q), p.concentration)[0] * 2 * torch.atan2(sine, cosine)
+
+
+@register_kl(VonMisesFisher, VonMisesFisher)
+@positive_kl.register
+def _(p: Directions, q: Directions) -> Tensor:
+    r"""A Bregman divergence of the log-partition in :math:`\kappa`, plus :math:`\kappa' A_p(\kappa)(1 - \mu^\top\mu')`."""
+    dimension = _dimension(p, q)
+    r, other = resultant(dimension, p.concentration), resultant(dimension, q.concentration)
+    radial = other.log_partition - r.log_partition + (q.concentration - p.concentration) * r.deficit
+    return radial + 0.5 * q.concentration * r.length * (_offset(p, q) ** 2).sum(-1)
+
+
+@log_affinity.register
+def _(p: Directions, q: Directions, alpha: float) -> Tensor:
+    r"""The gap of the log-partition :math:`\log \int e^{\kappa \mu^\top x}` at the natural parameters
+    :math:`\kappa\mu`.
+    """
+    dimension = _dimension(p, q)
+    first, second = alpha * p.concentration, (1 - alpha) * q.concentration
+    between = first[..., None] * _direction(p) + second[..., None] * _direction(q)
+    length = torch.linalg.vector_norm(between, dim=-1)
+    gap = resultant(dimension, length).log_partition - alpha * resultant(dimension, p.concentration).log_partition
+    return gap - (1 - alpha) * resultant(dimension, q.concentration).log_partition + (length - first - second)
+
+
+def _dimension(p: Directions, q: Directions) -> int:
+    dimensions = [_direction(r).shape[-1] for r in (p, q)]
+    if dimensions[0] != dimensions[1]:
+        raise ValueError(
+            f"The divergence needs two distributions on the same sphere, not in {dimensions[0]} and {dimensions[1]} "
+            f"dimensions."
+        )
+    return dimensions[0]

@@ -1,8 +1,9 @@
 r"""Multivariate normals, with a full covariance or with a diagonal plus a few factors.
 
-The information of N(μ, Σ) is :math:`d\mu^\top \Sigma^{-1} d\mu + \tfrac12 \mathrm{tr}(\Sigma^{-1} d\Sigma)^2` (Skovgaard, "A
-Riemannian geometry of the multivariate normal model", 1984). It never needs Σ⁻¹: with Σ = LLᵀ and X = L⁻¹dL, lower triangular,
-it is |L⁻¹dμ|² + Σ_{i>j} X_ij² + 2 Σ_i X_ii². With Σ = WWᵀ + diag(δ) it never needs a matrix of the size of Σ either.
+The information of N(μ, Σ) is :math:`d\mu^\top \Sigma^{-1} d\mu + \tfrac12 \mathrm{tr}(\Sigma^{-1} d\Sigma)^2`
+(Skovgaard, "A Riemannian geometry of the multivariate normal model", 1984). It never needs Σ⁻¹: with Σ = LLᵀ and X =
+L⁻¹dL, lower triangular, it is |L⁻¹dμ|² + Σ_{i>j} X_ij² + 2 Σ_i X_ii². With Σ = WWᵀ + diag(δ) it never needs a matrix of
+the size of Σ either.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal
 from torch.linalg import solve_triangular
 
-from pullback._families.embedding import Dual, embed
-from pullback._families.fisher import fisher
+from pullback._families.fading import SAME, WIDE, fades, times
 from pullback._families.information import Information
 from pullback._families.missing import MissingRuleError
-from pullback._families.rao import rao_distance
+from pullback._families.rules import Dual, embed, fisher, log_affinity, natural_and_mean, rao_distance
+
+fades(MultivariateNormal, loc=SAME, scale_tril=WIDE)
+fades(LowRankMultivariateNormal, loc=SAME, cov_factor=WIDE, cov_diag=times(100.0))
 
 
 @fisher.register
@@ -33,6 +36,7 @@ def _cholesky_root(dim: int, eta: Tensor, u: Tensor) -> Tensor:
     return torch.cat([x[..., 0], _pack(x[..., 1:], diagonal=2**0.5)], -1)
 
 
+@natural_and_mean.register
 @embed.register
 def _(p: MultivariateNormal, origin: MultivariateNormal | None = None) -> Dual:
     r"""Natural and mean parameters (Σ⁻¹μ, -½Σ⁻¹), (μ, Σ + μμᵀ), after the affine map that takes the origin to N(0, 1).
@@ -47,19 +51,21 @@ def _(p: MultivariateNormal, origin: MultivariateNormal | None = None) -> Dual:
     return phi, torch.cat([loc, _pack(moment)], -1)
 
 
-@rao_distance.register(MultivariateNormal)
+@rao_distance.register
 def _(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
     r"""In the frame where p is N(0, 1) and q is N(m, S), if m is an eigenvector of S (or zero): S m = s m.
 
-    The normals with mean along m and S split along m are fixed by the reflection that keeps m, hence totally geodesic: a half-plane
-    times the covariances of the rest. So d² is the square of the Normal's distance along m plus ½ Σ log² of the other
-    eigenvalues. This covers equal means, d² = ½ Σ log² λ_i, and equal covariances. Otherwise no closed form is known: Pinele,
-    Strapasson and Costa, "The Fisher-Rao distance between multivariate normal distributions" (2020).
+    The normals with mean along m and S split along m are fixed by the reflection that keeps m, hence totally geodesic:
+    a half-plane times the covariances of the rest. So d² is the square of the Normal's distance along m plus ½ Σ log²
+    of the other eigenvalues. This covers equal means, d² = ½ Σ log² λ_i, and equal covariances. Otherwise no closed
+    form is known: Pinele, Strapasson and Costa, "The Fisher-Rao distance between multivariate normal distributions"
+    (2020).
     """
     distance, holds = closed_distance(p, q)
     if not holds.all():
         raise MissingRuleError(
-            "The Fisher-Rao distance of two MultivariateNormal is known in closed form only for equal means, equal covariances, or "
+            "The Fisher-Rao distance of two MultivariateNormal is known in closed form only for equal means, equal "
+            "covariances, or "
             "means that differ along an eigenvector of one covariance relative to the other. Integrate instead: "
             "pullback.distance with an identity decoder."
         )
@@ -77,16 +83,18 @@ def closed_distance(p: MultivariateNormal, q: MultivariateNormal) -> tuple[Tenso
     holds = residual <= torch.finfo(cov.dtype).eps ** (2 / 3) * (1 + torch.linalg.matrix_norm(cov))
     rest = torch.linalg.eigvalsh(cov - stretch[..., None, None] * axis[..., None] * axis[..., None, :]).log1p()
     scale = (1 + stretch).sqrt()
-    chord = (square / 2 + (stretch / (1 + scale)) ** 2) / scale  # S = 1 + stretch along the axis
+    # S = 1 + stretch along the axis.
+    chord = (square / 2 + (stretch / (1 + scale)) ** 2) / scale
     along = 2 * 2**0.5 * torch.asinh(_root(chord) / 2)
     return _root(along**2 + 0.5 * (rest * rest).sum(-1)), holds
 
 
 def embedded_distance(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
-    r"""A lower bound of the distance: that of the matrices :math:`\begin{pmatrix} \Sigma + \mu\mu^\top & \mu \\ \mu^\top & 1 \end{pmatrix}`.
+    r"""A lower bound of the distance: that of the matrices P with blocks Σ + μμᵀ, μ, μᵀ and 1.
 
-    The map to positive definite matrices with the metric :math:`\tfrac12 \mathrm{tr}(P^{-1} dP)^2` is isometric. Calvo and Oller, "A
-    distance between multivariate normal distributions based in an embedding into the Siegel group" (1990).
+    The map to positive definite matrices with the metric :math:`\tfrac12 \mathrm{tr}(P^{-1} dP)^2` is isometric. Calvo
+    and Oller, "A distance between multivariate normal distributions based in an embedding into the Siegel group"
+    (1990).
     """
     loc, cov, _ = _whitened(q, p)
     column = loc[..., None]
@@ -127,12 +135,31 @@ def _unpack(entries: Tensor, dim: int) -> Tensor:
     return entries[..., position].tril()
 
 
+@log_affinity.register
+def _(p: MultivariateNormal | LowRankMultivariateNormal, q: MultivariateNormal, alpha: float) -> Tensor:
+    r"""As for the Normal, with :math:`V = \alpha\Sigma_q + (1-\alpha)\Sigma_p`; infinite where V is not positive
+    definite.
+    """
+    V = alpha * q.covariance_matrix + (1 - alpha) * p.covariance_matrix
+    L, info = torch.linalg.cholesky_ex(V)
+    whitened = solve_triangular(L, (p.loc - q.loc)[..., None], upper=False)[..., 0]
+    half_logdets = [_half_logdet(torch.linalg.cholesky(r.covariance_matrix)) for r in (p, q)]
+    scales = (1 - alpha) * half_logdets[0] + alpha * half_logdets[1] - _half_logdet(L)
+    value = scales - 0.5 * alpha * (1 - alpha) * (whitened**2).sum(-1)
+    return torch.where(info == 0, value, torch.inf)
+
+
+def _half_logdet(L: Tensor) -> Tensor:
+    return L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
 @fisher.register
 def _(p: LowRankMultivariateNormal) -> Information:
     r"""Coordinates (μ, W, δ) with Σ = WWᵀ + diag(δ): covectors P dμ, P dΣ P W and ½ diag(P dΣ P), P = Σ⁻¹.
 
-    O(D r²) operations per tangent for D features and r factors, by the Woodbury identity; nothing of size D×D. The matrix is singular
-    along rotations of the factors, which leave Σ as it is. There is no embedding: its natural parameter Σ⁻¹ would be D×D.
+    O(D r²) operations per tangent for D features and r factors, by the Woodbury identity; nothing of size D×D. The
+    matrix is singular along rotations of the factors, which leave Σ as it is. There is no embedding: its natural
+    parameter Σ⁻¹ would be D×D.
     """
     eta = torch.cat([p.loc, p.cov_factor.flatten(-2), p.cov_diag], -1)
     return Information(eta, product=partial(_low_rank_product, p.event_shape[0]))
@@ -141,11 +168,12 @@ def _(p: LowRankMultivariateNormal) -> Information:
 def _low_rank_product(dim: int, eta: Tensor, u: Tensor) -> Tensor:
     _, factor, diag = _split(eta, dim)
     root = diag.sqrt()
-    W = factor / root[..., None]  # in units of √δ: Σ = 1 + WWᵀ
+    # In units of √δ: Σ = 1 + WWᵀ, and P = 1 - QQᵀ.
+    W = factor / root[..., None]
     dloc, dfactor, ddiag = _split(u, dim)
     dloc, dW, ddiag = dloc / root, dfactor / root[..., None], ddiag / diag
     capacitance = torch.linalg.cholesky(torch.eye(W.shape[-1], dtype=W.dtype, device=W.device) + W.mT @ W)
-    Q = solve_triangular(capacitance, W.mT, upper=False).mT  # P = 1 - QQᵀ
+    Q = solve_triangular(capacitance, W.mT, upper=False).mT
     PW = solve_triangular(capacitance.mT, Q.mT, upper=True).mT
     # One solve for everything P multiplies from the left.
     columns = torch.cat([dloc[..., None], dW, ddiag[..., None] * PW], -1)
@@ -153,7 +181,8 @@ def _low_rank_product(dim: int, eta: Tensor, u: Tensor) -> Tensor:
     rank = W.shape[-1]
     Pdloc, PdW, PdPW = solved[..., 0], solved[..., 1 : 1 + rank], solved[..., 1 + rank :]
     for_factor = PdW @ (W.mT @ PW) + PW @ (dW.mT @ PW) + PdPW
-    squares = ((Q @ (Q.mT @ (ddiag[..., None] * Q))) * Q).sum(-1)  # Σ_j (QQᵀ)_ij² dδ_j
+    # Σ_j (QQᵀ)_ij² dδ_j
+    squares = ((Q @ (Q.mT @ (ddiag[..., None] * Q))) * Q).sum(-1)
     for_diag = (PdW * PW).sum(-1) + 0.5 * ((1 - 2 * (Q * Q).sum(-1)) * ddiag + squares)
     return torch.cat([Pdloc / root, (for_factor / root[..., None]).flatten(-2), for_diag / diag], -1)
 

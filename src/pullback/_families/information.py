@@ -1,9 +1,9 @@
 """The Fisher information of one distribution, as an object the metric can contract with.
 
-A family's information matrix is a fact about the family: coordinates ``eta`` and a positive semi-definite matrix ``I(eta)``
-on their tangents. Storing the matrix is wasteful for most families (it is diagonal, or a rank-one change of a diagonal) and
-impossible for some (a multivariate normal in 784 dimensions), so an `Information` holds a *function* instead: either a root
-``R`` with ``|R u|² = uᵀ I u``, or the product ``I u``.
+A family's information matrix is a fact about the family: coordinates ``eta`` and a positive semi-definite matrix
+``I(eta)`` on their tangents. Storing the matrix is wasteful for most families (it is diagonal, or a rank-one change of
+a diagonal) and impossible for some (a multivariate normal in 784 dimensions), so an `Information` holds a *function*
+instead: either a root ``R`` with ``|R u|² = uᵀ I u``, or the product ``I u``.
 """
 
 from __future__ import annotations
@@ -17,25 +17,29 @@ from torch import Tensor
 Linear = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Information:
     r"""Fisher information of a distribution with ``batch_shape`` ``*b`` in the coordinates ``eta``.
 
-    Give `root` or `product`, or both where the product is the cheaper. They are pure functions of ``(eta, u)``, linear in the
-    tangents ``u`` of shape ``(*m, *b, k)``; they must not capture tensors that depend on the latent code, because the metric
-    differentiates ``eta`` and evaluates them afterwards.
+    Give `root` or `product`, or both where the product is the cheaper. They are pure functions of ``(eta, u)``, linear
+    in the tangents ``u`` of shape ``(*m, *b, k)``; they must not capture tensors that depend on the latent code,
+    because the metric differentiates ``eta`` and evaluates them afterwards.
 
-    **Arguments:**
+    Attributes:
+        eta: coordinates of the distribution on its family, shape ``(*b, k)``, differentiable functions of its
+            parameters.
+        root: ``root(eta, u)`` of shape ``(*m, *b, r)`` with :math:`|\mathrm{root}(\eta, u)|^2 = u^\top I(\eta) u`.
+            Keeps the pulled-back metric positive semi-definite by construction.
+        product: ``product(eta, u)`` :math:`= I(\eta) u`, of the shape of ``u``.
+        exact: False where the information is an estimate (see `pullback.score_information`).
+        isometric: True promises that `root` is the derivative of the family's Euclidean embedding (`pullback.embed`),
+            entry by entry, which saves the solvers from differentiating the embedding.
+        separable: True promises in addition that each number of `root` depends on the coordinate and the tangent in its
+            own place alone, so the information is diagonal. `pullback.testing.check_metric` verifies both promises.
 
-    - `eta`: coordinates of the distribution on its family, shape ``(*b, k)``, differentiable functions of its parameters.
-    - `root`: ``root(eta, u)`` of shape ``(*m, *b, r)`` with :math:`|\mathrm{root}(\eta, u)|^2 = u^\top I(\eta) u`. Keeps the
-      pulled-back metric positive semi-definite by construction.
-    - `product`: ``product(eta, u)`` :math:`= I(\eta) u`, of the shape of ``u``.
-    - `isometric`: True promises that `root` is the derivative of the family's Euclidean embedding (`pullback.embed`), entry by entry,
-      which saves the solvers from differentiating the embedding.
-    - `separable`: True promises that each number of `root` depends on the coordinate and the tangent in its own place alone, so the
-      information is diagonal. `pullback.testing.check_metric` verifies both promises.
-    - `exact`: False where the information is an estimate (see `pullback.score_information`).
+    >>> eta = torch.tensor([4.0])
+    >>> Information(eta, root=lambda eta, u: u / eta.sqrt()).matrix  # Poisson: I = 1/λ
+    tensor([[0.2500]])
     """
 
     eta: Tensor
@@ -63,7 +67,9 @@ class Information:
         return self.gram(self.eta, u, self.eta.ndim - 1)
 
     def gram(self, eta: Tensor, u: Tensor, num_batch: int) -> Tensor:
-        r"""``uᵢᵀ I(eta) uⱼ`` for tangents ``u`` of shape ``(m, *b, k)``, summed over all but the first `num_batch` dimensions."""
+        r"""``uᵢᵀ I(eta) uⱼ`` for tangents ``u`` of shape ``(m, *b, k)``, summed over all but the first `num_batch`
+        dimensions.
+        """
         if self.product is not None:
             left, right = u, self.product(eta, u)
         else:

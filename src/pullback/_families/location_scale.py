@@ -1,17 +1,17 @@
 r"""Families with a location and a scale: hyperbolic planes.
 
-If x = μ + σ ε with ε of a fixed density, the information in (μ, σ) is a constant matrix over σ². Where the density of ε is
-even that matrix is diag(a, c), and otherwise a shear μ + b σ makes it so. The family is then a hyperbolic half-plane of
-curvature -1/c: its chords and distances have closed forms, and they differ between families only in a, c and b. Families
-with a scale alone (HalfNormal, HalfCauchy) are lines, with coordinate √c log σ.
+If x = μ + σ ε with ε of a fixed density, the information in (μ, σ) is a constant matrix over σ². Where the density of ε
+is even that matrix is diag(a, c), and otherwise a shear μ + b σ makes it so. The family is then a hyperbolic half-plane
+of curvature -1/c: its chords and distances have closed forms, and they differ between families only in a, c and b.
+Families with a scale alone (HalfNormal, HalfCauchy) are lines, with coordinate √c log σ.
 
 Chords are those of the hyperboloid in Minkowski space: with x = μ/σ, y = 1/σ, w = (aμ² + cσ²)/σ,
 
 .. math:: a\,\Delta x^2 - \Delta y\,\Delta w = \frac{a\,\Delta\mu^2 + c\,\Delta\sigma^2}{\sigma\sigma'}.
 
-References: Rao (1945) for the Normal; Mitchell, "The information matrix, skewness tensor and α-connections for the general
-multivariate elliptic distribution" (1989) for even densities; Oller, "Information metric for extreme value and logistic
-probability distributions" (1987) for Gumbel and Weibull.
+References: Rao (1945) for the Normal; Mitchell, "The information matrix, skewness tensor and α-connections for the
+general multivariate elliptic distribution" (1989) for even densities; Oller, "Information metric for extreme value and
+logistic probability distributions" (1987) for Gumbel and Weibull.
 """
 
 from __future__ import annotations
@@ -31,15 +31,38 @@ from torch.distributions import (
     Laplace,
     LogNormal,
     Normal,
+    Pareto,
     StudentT,
+    Uniform,
     Weibull,
 )
 from torch.distributions.utils import euler_constant
+from torch.types import _size
 
-from pullback._families.embedding import Dual, check_equal, embed, fixed
-from pullback._families.fisher import fisher
+from pullback._autodiff.torch_internals import depends_on_code
+from pullback._families.fading import SAME, WIDE, fades, times
 from pullback._families.information import Information
-from pullback._families.rao import rao_distance
+from pullback._families.missing import MissingRuleError
+from pullback._families.rules import (
+    Dual,
+    check_equal,
+    embed,
+    fisher,
+    fixed,
+    log_affinity,
+    natural_and_mean,
+    positive_kl,
+    rao_distance,
+)
+from pullback._numerics.special import even_excess, excess, horner, log_gamma, log_ratio
+
+for _family in (Normal, Laplace, Cauchy, Gumbel, LogNormal):
+    fades(_family, loc=SAME, scale=WIDE)
+fades(HalfNormal, scale=WIDE)
+fades(HalfCauchy, scale=WIDE)
+fades(StudentT, df=SAME, loc=SAME, scale=WIDE)
+fades(Weibull, scale=WIDE, concentration=SAME)
+fades(Pareto, scale=SAME, alpha=times(0.1))
 
 Plane = Callable[[Any], tuple[Tensor, Tensor]]
 Line = Callable[[Any], Tensor]
@@ -47,7 +70,10 @@ Constant = float | Tensor
 
 
 def half_plane(family: type[Distribution], *, a: float, c: float, shear: float = 0.0) -> Callable[[Plane], Plane]:
-    r"""Registers a family with :math:`I = (a (d\mu + b\,d\sigma)^2 + c\,d\sigma^2) / \sigma^2`, b the shear; decorates ``p -> (μ, σ)``."""
+    r"""Registers a family with :math:`I = (a (d\mu + b\,d\sigma)^2 + c\,d\sigma^2) / \sigma^2`, b the shear.
+
+    Decorates ``p -> (μ, σ)``.
+    """
 
     def register(chart: Plane) -> Plane:
         def root(eta: Tensor, u: Tensor) -> Tensor:
@@ -72,33 +98,23 @@ def half_plane(family: type[Distribution], *, a: float, c: float, shear: float =
 
 def half_line(family: type[Distribution], *, c: float) -> Callable[[Line], Line]:
     r"""Registers a family with :math:`I = c / \sigma^2`, σ a scale or a rate; decorates ``p -> σ``."""
+    length = math.sqrt(c)
 
     def register(chart: Line) -> Line:
+        def information(p: Distribution) -> Information:
+            return Information(chart(p)[..., None], lambda eta, u: length * u / eta, isometric=True, separable=True)
+
         def dual(p: Distribution, origin: Distribution | None = None) -> Dual:
             scale = chart(p)
-            phi = (
-                math.sqrt(c) * log_ratio(scale, torch.ones_like(scale) if origin is None else chart(origin))[..., None]
-            )
+            phi = length * log_ratio(scale, torch.ones_like(scale) if origin is None else chart(origin))[..., None]
             return phi, phi
-
-        def information(p: Distribution) -> Information:
-            return Information(
-                chart(p)[..., None], root=lambda eta, u: math.sqrt(c) * u / eta, isometric=True, separable=True
-            )
 
         fisher.register(family, information)
         embed.register(family, dual)
-        rao_distance.register(family, lambda p, q: math.sqrt(c) * log_ratio(chart(q), chart(p)).abs())
+        rao_distance.register(family, lambda p, q: length * log_ratio(chart(q), chart(p)).abs())
         return chart
 
     return register
-
-
-def log_ratio(x: Tensor, origin: Tensor) -> Tensor:
-    """log(x / origin) to full relative precision, also where the two nearly agree."""
-    excess = (x - origin) / origin
-    near = excess.abs() < 0.5
-    return torch.where(near, torch.log1p(torch.where(near, excess, 0)), torch.log(x / origin))
 
 
 def _root(dloc: Tensor, dscale: Tensor, scale: Tensor, a: Constant, c: Constant) -> Tensor:
@@ -106,7 +122,9 @@ def _root(dloc: Tensor, dscale: Tensor, scale: Tensor, a: Constant, c: Constant)
 
 
 def _dual(step: Tensor, scale: Tensor, scale0: Constant, a: Constant, c: Constant) -> Dual:
-    """The hyperboloid pair at a `step` from the origin's location, moved so that the origin is zero: small chords do not cancel."""
+    """The hyperboloid pair at a `step` from the origin's location, moved so that the origin is zero: small chords do
+    not cancel.
+    """
     x = a**0.5 * (step / scale)
     y = (scale0 - scale) / scale
     w = x * (x * (scale / scale0)) + c * ((scale - scale0) / scale0)
@@ -136,7 +154,9 @@ def _(p: LogNormal) -> tuple[Tensor, Tensor]:
 
 @half_plane(Laplace, a=1, c=1)
 def _(p: Laplace) -> tuple[Tensor, Tensor]:
-    r"""Coordinates (μ, b): I = diag(1, 1) / b². The density has a kink at μ, so this is the covariance of the score only."""
+    r"""Coordinates (μ, b): I = diag(1, 1) / b². The density has a kink at μ, so this is the covariance of the score
+    only.
+    """
     return p.loc, p.scale
 
 
@@ -170,6 +190,36 @@ def _(p: HalfCauchy) -> Tensor:
     return p.scale
 
 
+class UnitNormal(Normal):
+    r"""A normal distribution of *known* noise, N(μ, 1): its only coordinate is μ, and its geometry is Euclidean."""
+
+    def __init__(self, loc: Tensor):
+        super().__init__(loc, torch.ones_like(loc), validate_args=False)
+
+    def expand(self, batch_shape: _size, _instance: object = None) -> UnitNormal:
+        """The same distribution with a larger batch shape."""
+        return UnitNormal(self.loc.expand(batch_shape))
+
+
+@fisher.register
+def _(p: UnitNormal) -> Information:
+    r"""Coordinate μ: I = 1."""
+    return Information(p.loc[..., None], root=lambda eta, u: u, isometric=True, separable=True)
+
+
+@embed.register
+def _(p: UnitNormal, origin: Distribution | None = None) -> Dual:
+    r"""φ = μ."""
+    phi = p.loc[..., None]
+    return phi, phi
+
+
+@rao_distance.register
+def _(p: UnitNormal, q: UnitNormal) -> Tensor:
+    r"""|μ - μ'|."""
+    return (p.loc - q.loc).abs()
+
+
 @fisher.register
 def _(p: StudentT) -> Information:
     r"""Coordinates (ν, μ, σ), with all three free.
@@ -199,7 +249,9 @@ def _student_root(eta: Tensor, u: Tensor) -> Tensor:
 
 @embed.register
 def _(p: StudentT, origin: StudentT | None = None) -> Dual | None:
-    """The half-plane of the given ν. None where ν differs along the leading dimension, or from the origin's: no pair is known then."""
+    """The half-plane of the given ν. None where ν differs along the leading dimension, or from the origin's: no pair is
+    known then.
+    """
     loc0, scale0, df0 = (0.0, 1.0, None) if origin is None else (origin.loc, origin.scale, origin.df)
     if not fixed(p.df, df0):
         return None
@@ -217,6 +269,10 @@ def _student_constants(df: Tensor) -> tuple[Tensor, Tensor]:
     return (df + 1) / (df + 3), 2 / (1 + 3 / df)
 
 
+# ψ₁(ν/2) - ψ₁((ν+1)/2) far out, in powers of 1/ν².
+_TAIL_SERIES = (-0.5, 1.5, -8.5, 77.5, -1036.5, 19113.5, -464784.5)
+
+
 def _tail_weight(df: Tensor) -> Tensor:
     r"""ν²(ν+1)² (I_νν - I_σν² / I_σσ), which rises from 1 at ν = 0 to 3/2 at infinity; without cancellation.
 
@@ -230,7 +286,76 @@ def _tail_weight(df: Tensor) -> Tensor:
         total = total + (df / n) ** 2 * ((df + 1) / (n + 1)) * ((df + 1) / (n + 2)) * step
     n = df + 32
     s = 1 / n
-    series = torch.zeros_like(df)
-    for coefficient in (-464784.5, 19113.5, -1036.5, 77.5, -8.5, 1.5, -0.5):
-        series = series * s**2 + coefficient
+    series = horner(_TAIL_SERIES, s**2)
     return total + (df / n) ** 2 * ((df + 1) / n) ** 2 * ((3 + s) / (2 * (1 + s) ** 2) + s * series)
+
+
+# -- divergences -------------------------------------------------------------------------------------------------------
+
+
+@natural_and_mean.register
+def _(p: Normal) -> Dual:
+    """T = (x, x²)."""
+    precision = p.scale**-2
+    natural = torch.stack([p.loc * precision, -0.5 * precision], -1)
+    return natural, torch.stack([p.loc, p.loc**2 + p.scale**2], -1)
+
+
+@positive_kl.register
+def _(p: Normal, q: Normal) -> Tensor:
+    r""":math:`\frac12 (g(2 \log \sigma_p/\sigma_q) + (\Delta\mu/\sigma_q)^2)`."""
+    return 0.5 * (excess(2 * (p.scale / q.scale).log()) + ((p.loc - q.loc) / q.scale) ** 2)
+
+
+@log_affinity.register
+def _(p: Normal, q: Normal, alpha: float) -> Tensor:
+    r"""With :math:`v = \alpha\sigma_q^2 + (1-\alpha)\sigma_p^2`:
+
+    .. math:: -\tfrac{\alpha(1-\alpha)}{2}\tfrac{\Delta\mu^2}{v} - \tfrac12 \log v
+       + (1-\alpha)\log\sigma_p + \alpha\log\sigma_q.
+    """
+    v = alpha * q.scale**2 + (1 - alpha) * p.scale**2
+    scales = (1 - alpha) * p.scale.log() + alpha * q.scale.log() - 0.5 * v.log()
+    value = scales - 0.5 * alpha * (1 - alpha) * (p.loc - q.loc) ** 2 / v
+    return torch.where(v > 0, value, torch.inf)
+
+
+@positive_kl.register
+def _(p: Laplace, q: Laplace) -> Tensor:
+    r""":math:`g(\log b_p/b_q) + \frac{b_p}{b_q} g(-|\Delta\mu|/b_p)`."""
+    ratio = p.scale / q.scale
+    return excess(ratio.log()) + ratio * even_excess((p.loc - q.loc) / p.scale)
+
+
+@positive_kl.register
+def _(p: Gumbel, q: Gumbel) -> Tensor:
+    return _gumbel_kl(p.scale / q.scale, (p.loc - q.loc) / q.scale)
+
+
+@positive_kl.register
+def _(p: Weibull, q: Weibull) -> Tensor:
+    r"""That of :math:`-\log x`, a Gumbel variable with location :math:`-\log\lambda` and scale :math:`1/k`."""
+    ratio = q.concentration / p.concentration
+    return _gumbel_kl(ratio, q.concentration * (q.scale / p.scale).log())
+
+
+def _gumbel_kl(ratio: Tensor, shift: Tensor) -> Tensor:
+    r"""With :math:`r = \beta_p/\beta_q`, :math:`\delta = \Delta\mu/\beta_q`:
+
+    .. math:: \Gamma(1 + r) e^{-\delta} - 1 + \delta - \log r + \gamma (r - 1).
+    """
+    x = log_gamma(1 + ratio) - shift
+    return excess(x) + log_gamma(1 + ratio) - ratio.log() + euler_constant * (ratio - 1)
+
+
+@positive_kl.register
+def _(p: Uniform | Pareto, q: Uniform | Pareto) -> Tensor:
+    """torch's, unless it is differentiated: twice would be silently wrong."""
+    ends = [q.low, q.high] if isinstance(q, Uniform) else [q.scale]
+    if any(map(depends_on_code, ends)):
+        raise MissingRuleError(
+            f"The support of this {type(q).__name__} moves with the code, so it has no Fisher information and its "
+            f"divergence is "
+            "infinite on one side. Use pullback.EuclideanMetric(decoder), or a likelihood with fixed support."
+        )
+    return positive_kl.dispatch(Distribution)(p, q)

@@ -1,8 +1,8 @@
 r"""A length that no path through a family can undercut.
 
-A curve of codes is a curve of distributions, so it is at least as long as the shortest curve through the whole family. Where the
-family's distance has no closed form, the space of all densities still gives a bound: :math:`p \mapsto 2\sqrt p` maps every family
-isometrically into a sphere of radius 2, on which the two ends are an angle apart,
+A curve of codes is a curve of distributions, so it is at least as long as the shortest curve through the whole family.
+Where the family's distance has no closed form, the space of all densities still gives a bound: :math:`p \mapsto 2\sqrt
+p` maps every family isometrically into a sphere of radius 2, on which the two ends are an angle apart,
 
 .. math:: d(p, q) \ge 2 \arccos \int \sqrt{p q}.
 
@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, MultivariateNormal, TransformedDistribution, VonMises
 
-from pullback._families.affinity import log_affinity
 from pullback._families.composite import fixed_base
-from pullback._families.embedding import embed
 from pullback._families.gaussian import closed_distance, embedded_distance
 from pullback._families.product import Product
-from pullback._families.rao import known_parameter, rao_distance
+from pullback._families.rules import embed, known_parameter, log_affinity, rao_distance
 from pullback._families.score import tensors_in
 from pullback._families.von_mises_fisher import VonMisesFisher
 
@@ -37,8 +35,8 @@ def lower_bound(p: Distribution, q: Distribution, num_batch: int, is_constant: I
         p: what one end is decoded to.
         q: what the other end is decoded to.
         num_batch: number of leading dimensions that run over pairs.
-        is_constant: whether a parameter of `p` is a constant of the model. A closed form for a known parameter bounds nothing
-            if that parameter can change on the way.
+        is_constant: whether a parameter of `p` is a constant of the model. A closed form for a known parameter bounds
+            nothing if that parameter can change on the way.
     """
     if isinstance(p, Independent) and isinstance(q, Independent):
         return lower_bound(p.base_dist, q.base_dist, num_batch, is_constant)

@@ -1,27 +1,51 @@
 r"""Families on the positive numbers and on the simplex: Exponential, Gamma and its inverse, Beta, Dirichlet.
 
-Their information is written with the trigamma function ψ₁. For large parameters it comes down to ψ₁(x) - 1/x ≈ 1/(2x²), a
-small difference of large numbers, and torch's trigamma is itself exact to nine digits only. So everything here is built on
-two functions without cancellation, which end in an asymptotic series (Abramowitz and Stegun, 6.3.18 and 6.4.12):
+Their information is written with the trigamma function ψ₁. For large parameters it comes down to ψ₁(x) - 1/x ≈ 1/(2x²),
+a small difference of large numbers, and torch's trigamma is itself exact to nine digits only. So everything here is
+built on two functions without cancellation, which end in an asymptotic series (Abramowitz and Stegun, 6.3.18 and
+6.4.12):
 
 - `trigamma_excess`: e(x) = x² (ψ₁(x) - 1/x), between 1 (at 0) and ½ (at infinity);
 - `digamma_excess`: f(x) = ψ(x) - log x, with f'(x) = e(x)/x².
 
-The embeddings are the natural and the mean parameters (the chord is the Jeffreys divergence), up to a linear change of both
-that leaves their product alone and makes every entry small near the origin.
+The embeddings are the natural and the mean parameters (the chord is the Jeffreys divergence), up to a linear change of
+both that leaves their product alone and makes every entry small near the origin.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-from torch.distributions import Beta, Dirichlet, Exponential, Gamma, InverseGamma
+from torch.distributions import (
+    Beta,
+    Chi2,
+    Dirichlet,
+    Exponential,
+    ExponentialFamily,
+    FisherSnedecor,
+    Gamma,
+    InverseGamma,
+    Kumaraswamy,
+)
 
-from pullback._families.embedding import Dual, embed
-from pullback._families.fisher import fisher
+from pullback._autodiff.rewrites import Rewritten
+from pullback._autodiff.torch_internals import exponential_family
+from pullback._families.fading import FLAT, SAME, SLOW, WIDE, fades, times
 from pullback._families.information import Information
-from pullback._families.location_scale import half_line, log_ratio
-from pullback._numerics.special import digamma_excess, trigamma_excess
+from pullback._families.location_scale import half_line
+from pullback._families.rules import Dual, embed, fisher, log_affinity, natural_and_mean, positive_kl
+from pullback._numerics.special import digamma, digamma_excess, excess, log_gamma, log_ratio, trigamma_excess
+
+fades(Exponential, rate=SLOW)
+fades(Gamma, concentration=SAME, rate=SLOW)
+fades(InverseGamma, concentration=SAME, rate=WIDE)
+fades(Chi2, df=WIDE)
+fades(FisherSnedecor, df1=SAME, df2=times(0.1))
+fades(Dirichlet, concentration=FLAT)
+fades(Beta, concentration1=FLAT, concentration0=FLAT)
+fades(Kumaraswamy, concentration1=FLAT, concentration0=FLAT)
 
 
 @half_line(Exponential, c=1)
@@ -30,13 +54,35 @@ def _(p: Exponential) -> Tensor:
     return p.rate
 
 
-@fisher.register(Gamma)
-@fisher.register(InverseGamma)
+@natural_and_mean.register
+def _(p: Exponential) -> Dual:
+    """T = x."""
+    return -p.rate[..., None], p.rate[..., None].reciprocal()
+
+
+@positive_kl.register
+def _(p: Exponential, q: Exponential) -> Tensor:
+    r""":math:`g(\log \lambda_q/\lambda_p)`."""
+    return excess((q.rate / p.rate).log())
+
+
+@log_affinity.register
+def _(p: Exponential, q: Exponential, alpha: float) -> Tensor:
+    r""":math:`\alpha\log\lambda_p + (1-\alpha)\log\lambda_q - \log(\alpha\lambda_p + (1-\alpha)\lambda_q)`."""
+    rate = alpha * p.rate + (1 - alpha) * q.rate
+    value = alpha * (p.rate / rate).log() + (1 - alpha) * (q.rate / rate).log()
+    return torch.where(rate > 0, value, torch.inf)
+
+
+# -- Gamma -------------------------------------------------------------------------------------------------------------
+
+
+@fisher.register
 def _(p: Gamma | InverseGamma) -> Information:
     r"""Coordinates (α, β), shape and rate: I = [[ψ₁(α), -1/β], [-1/β, α/β²]].
 
-    The inverse of a Gamma variable has the same information. Chi2 is the curve β = ½ in it. (The paper's appendix prints
-    the matrix for the order (β, α).) The root splits shape from mean: I = α (d log(α/β))² + e(α) (d log α)².
+    The inverse of a Gamma variable has the same information. Chi2 is the curve β = ½ in it. (The paper's appendix
+    prints the matrix for the order (β, α).) The root splits shape from mean: I = α (d log(α/β))² + e(α) (d log α)².
     """
     return Information(torch.stack([p.concentration, p.rate], -1), root=_gamma_root)
 
@@ -48,8 +94,7 @@ def _gamma_root(eta: Tensor, u: Tensor) -> Tensor:
     return torch.stack([mean, trigamma_excess(shape).sqrt() * dlog_shape], -1)
 
 
-@embed.register(Gamma)
-@embed.register(InverseGamma)
+@embed.register
 def _(p: Gamma | InverseGamma, origin: Gamma | InverseGamma | None = None) -> Dual:
     r"""φ = (α, α(1 - 1/m)), ψ = (f(α) + log m - (m - 1), m - 1), m = α/β relative to the origin's.
 
@@ -64,29 +109,69 @@ def _(p: Gamma | InverseGamma, origin: Gamma | InverseGamma | None = None) -> Du
     return torch.stack(torch.broadcast_tensors(*phi), -1), torch.stack(torch.broadcast_tensors(*psi), -1)
 
 
-@fisher.register
-def _(p: Dirichlet) -> Information:
-    r"""Coordinates α: I = diag(ψ₁(α_i)) - ψ₁(α₀) 11ᵀ, α₀ = Σ α_i."""
-    return Information(p.concentration, root=_dirichlet_root)
+@natural_and_mean.register
+def _(p: Gamma) -> Dual:
+    """T = (log x, x)."""
+    shape, rate = torch.broadcast_tensors(p.concentration, p.rate)
+    mean = torch.stack([torch.digamma(shape) - torch.log(rate), shape / rate], -1)
+    return torch.stack([shape, -rate], -1), mean
+
+
+@positive_kl.register
+def _(p: Gamma, q: Gamma) -> Tensor:
+    r"""With :math:`x = \log\beta_q/\beta_p`:
+
+    .. math:: \log\frac{\Gamma(\alpha_q)}{\Gamma(\alpha_p)} + (\alpha_p - \alpha_q)(\psi(\alpha_p) + x) + \alpha_p g(x).
+    """
+    shape, other = p.concentration, q.concentration
+    x = (q.rate / p.rate).log()
+    gap = log_gamma(other) - log_gamma(shape) + (shape - other) * (digamma(shape) + x)
+    return gap + shape * excess(x)
+
+
+@log_affinity.register
+def _(p: Gamma, q: Gamma, alpha: float) -> Tensor:
+    r"""The gap of :math:`\log\Gamma(a) - a \log b`."""
+    theta, other = (torch.stack([r.concentration, r.rate], dim=-1) for r in (p, q))
+    return _gap(theta, other, alpha, lambda t: log_gamma(t[..., 0]) - t[..., 0] * t[..., 1].log())
+
+
+def _gap(theta: Tensor, other: Tensor, alpha: float, log_normalizer: Callable[[Tensor], Tensor]) -> Tensor:
+    """The gap of a log-normalizer on positive parameters; infinite where the point between is not positive (α > 1)."""
+    between = alpha * theta + (1 - alpha) * other
+    inside = (between > 0).all(-1)
+    safe = torch.where(inside[..., None], between, 1)
+    gap = log_normalizer(safe) - alpha * log_normalizer(theta) - (1 - alpha) * log_normalizer(other)
+    return torch.where(inside, gap, torch.inf)
+
+
+# -- Dirichlet ---------------------------------------------------------------------------------------------------------
+
+
+def _alpha(p: Dirichlet | Beta) -> Tensor:
+    """A Beta variable is the first of a Dirichlet of two categories."""
+    return p.concentration if isinstance(p, Dirichlet) else torch.stack([p.concentration1, p.concentration0], -1)
 
 
 @fisher.register
-def _(p: Beta) -> Information:
-    r"""Coordinates (α, β), torch's ``concentration1`` and ``concentration0``: a Dirichlet of two categories."""
-    return Information(torch.stack([p.concentration1, p.concentration0], -1), root=_dirichlet_root)
+def _(p: Dirichlet | Beta) -> Information:
+    r"""Coordinates α (of Beta ``concentration1`` and ``concentration0``): I = diag(ψ₁(α_i)) - ψ₁(α₀) 11ᵀ, α₀ = Σ α_i."""
+    return Information(_alpha(p), root=_dirichlet_root)
 
 
 def _dirichlet_root(alpha: Tensor, u: Tensor) -> Tensor:
-    r"""A diagonal minus a rank-one matrix, D - ψ₁(α₀) 11ᵀ, takes the factor ϱ = 1 - ψ₁(α₀) Σ 1/ψ₁(α_i) in the direction D⁻¹1.
+    r"""A diagonal minus a rank-one matrix, D - ψ₁(α₀) 11ᵀ, takes a factor ϱ in the direction D⁻¹1.
 
-    ϱ ≈ (K - 1)/(2α₀) for large α. Written with e it is a sum of positive terms, because e(x)/x falls.
+    ϱ = 1 - ψ₁(α₀) Σ 1/ψ₁(α_i) ≈ (K - 1)/(2α₀) for large α. Written with e it is a sum of positive terms, because e(x)/x
+    falls.
     """
-    excess = trigamma_excess(alpha)
+    surplus = trigamma_excess(alpha)
     total = alpha.sum(-1, keepdim=True)
     share = alpha / total
-    gain = share * ((excess - share * trigamma_excess(total)) / (alpha + excess)).clamp_min(0)
+    gain = share * ((surplus - share * trigamma_excess(total)) / (alpha + surplus)).clamp_min(0)
     shrunk = gain.sum(-1, keepdim=True).clamp_min(torch.finfo(alpha.dtype).tiny).sqrt()
-    scale = (alpha + excess).sqrt()  # α √ψ₁(α)
+    # α √ψ₁(α)
+    scale = (alpha + surplus).sqrt()
     direction = torch.nn.functional.normalize(alpha / scale, dim=-1)
     y = scale * (u / alpha)
     along = (direction * y).sum(-1, keepdim=True)
@@ -94,26 +179,17 @@ def _dirichlet_root(alpha: Tensor, u: Tensor) -> Tensor:
 
 
 @embed.register
-def _(p: Dirichlet, origin: Dirichlet | None = None) -> Dual:
+def _(p: Dirichlet | Beta, origin: Dirichlet | Beta | None = None) -> Dual:
     """The natural parameters α and the mean parameters ψ(α_i) - ψ(α₀), rearranged by `_dirichlet_dual`."""
-    alpha = p.concentration
-    return _dirichlet_dual(alpha, torch.ones_like(alpha) if origin is None else origin.concentration)
-
-
-@embed.register
-def _(p: Beta, origin: Beta | None = None) -> Dual:
-    """As for a Dirichlet of two categories."""
-    alpha = torch.stack([p.concentration1, p.concentration0], -1)
-    if origin is None:
-        return _dirichlet_dual(alpha, torch.ones_like(alpha))
-    return _dirichlet_dual(alpha, torch.stack([origin.concentration1, origin.concentration0], -1))
+    alpha = _alpha(p)
+    return _dirichlet_dual(alpha, torch.ones_like(alpha) if origin is None else _alpha(origin))
 
 
 def _dirichlet_dual(alpha: Tensor, origin: Tensor) -> Dual:
     r"""φ = (α_i, α₀(π_i - π⁰_i), α₀), ψ = (f(α_i), log π_i/π⁰_i, -f(α₀) - KL(π⁰, π)), π = α/α₀.
 
-    ψ(α_i) - ψ(α₀) = f(α_i) - f(α₀) + log π_i; then the part of Δα_i that leaves π⁰ fixed is collected in α₀, where it meets
-    a term of second order. Without that, steps along α would drown in the rounding of log π for large α.
+    ψ(α_i) - ψ(α₀) = f(α_i) - f(α₀) + log π_i; then the part of Δα_i that leaves π⁰ fixed is collected in α₀, where it
+    meets a term of second order. Without that, steps along α would drown in the rounding of log π for large α.
     """
     total, total0 = alpha.sum(-1, keepdim=True), origin.sum(-1, keepdim=True)
     log_share = log_ratio(alpha, origin) - log_ratio(total, total0)
@@ -128,3 +204,55 @@ def _broadcast(parts: list[Tensor]) -> list[Tensor]:
     """Expands all but the last dimension."""
     batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
     return [part.expand(*batch, part.shape[-1]) for part in parts]
+
+
+@natural_and_mean.register
+def _(p: Dirichlet | Beta) -> Dual:
+    """T = log x, of Beta also log(1 - x)."""
+    alpha = _alpha(p)
+    return alpha, torch.digamma(alpha) - torch.digamma(alpha.sum(-1, keepdim=True))
+
+
+@positive_kl.register
+def _(p: Dirichlet | Beta, q: Dirichlet | Beta) -> Tensor:
+    r""":math:`\sum_i h(\alpha_i, \beta_i) - h(\sum\alpha, \sum\beta)`, where
+
+    .. math:: h(a, b) = \log\frac{\Gamma(b)}{\Gamma(a)} - (b - a) \psi(a).
+    """
+
+    def gap(a: Tensor, b: Tensor) -> Tensor:
+        return log_gamma(b) - log_gamma(a) - (b - a) * digamma(a)
+
+    alpha, other = _alpha(p), _alpha(q)
+    return gap(alpha, other).sum(-1) - gap(alpha.sum(-1), other.sum(-1))
+
+
+@log_affinity.register
+def _(p: Dirichlet | Beta, q: Dirichlet | Beta, alpha: float) -> Tensor:
+    r"""The gap of :math:`\sum_i \log\Gamma(\alpha_i) - \log\Gamma(\sum_i \alpha_i)`."""
+    return _gap(_alpha(p), _alpha(q), alpha, lambda a: log_gamma(a).sum(-1) - log_gamma(a.sum(-1)))
+
+
+# -- families to which torch gives a log-normalizer --------------------------------------------------------------------
+
+
+@positive_kl.register
+def _(p: ExponentialFamily, q: ExponentialFamily) -> Tensor:
+    r""":math:`A(\theta_q) - A(\theta_p) - \nabla A(\theta_p) \cdot (\theta_q - \theta_p)`.
+
+    torch's rule is a constant to autodiff in its first argument.
+    """
+    (theta, log_normalizer), (other, _) = exponential_family(p), exponential_family(q)
+    steps = tuple(b - a for a, b in zip(theta, other, strict=True))
+    with Rewritten():
+        value, slope = torch.func.jvp(log_normalizer, theta, steps)[:2]
+    return log_normalizer(*other) - value - slope
+
+
+@log_affinity.register
+def _(p: ExponentialFamily, q: ExponentialFamily, alpha: float) -> Tensor:
+    r"""The gap of the log-normalizer."""
+    (theta, log_normalizer), (other, _) = exponential_family(p), exponential_family(q)
+    between = tuple(alpha * a + (1 - alpha) * b for a, b in zip(theta, other, strict=True))
+    gap = log_normalizer(*between) - alpha * log_normalizer(*theta) - (1 - alpha) * log_normalizer(*other)
+    return gap.nan_to_num(nan=torch.inf) if alpha > 1 else gap

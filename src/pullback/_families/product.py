@@ -1,6 +1,7 @@
 r"""One distribution of independent parts of different families: a row of a table with mixed columns.
 
-torch's `Independent` joins features of one family. A record with two counts, a category and five measurements needs more:
+torch's `Independent` joins features of one family. A record with two counts, a category and five measurements needs
+more:
 
 .. math:: p(x_1, \dots, x_m) = \prod_i p_i(x_i).
 
@@ -26,17 +27,18 @@ _ONE = Size()
 class Product(Distribution):
     r"""The distribution of independent parts of different families.
 
-    The ``batch_shape`` is the longest common prefix of the parts' batch shapes; further batch dimensions of a part are its
-    independent features. Samples, means and variances are tuples with one entry per part; `log_prob` and `entropy` are
-    summed over parts and features to ``batch_shape``.
+    The ``batch_shape`` is the longest common prefix of the parts' batch shapes; further batch dimensions of a part are
+    its independent features. Samples, means and variances are tuples with one entry per part; `log_prob` and `entropy`
+    are summed over parts and features to ``batch_shape``.
 
-    ```python
-    decoder = lambda z: pb.Product(Normal(mu(z), sigma(z)), Poisson(rate(z)), OneHotCategorical(logits=logits(z)))
-    ```
+    Args:
+        *components: the parts, at least one.
+        validate_args: as for every distribution of torch.
 
-    **Arguments:**
-
-    - `components`: the parts, at least one.
+    >>> from torch.distributions import Normal, Poisson
+    >>> p = Product(Normal(torch.zeros(3, 2), torch.ones(3, 2)), Poisson(torch.ones(3)))
+    >>> p.batch_shape, [x.shape for x in p.sample()]
+    (torch.Size([3]), [torch.Size([3, 2]), torch.Size([3])])
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {}

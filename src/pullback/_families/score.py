@@ -1,14 +1,17 @@
 r"""Fisher information from the score alone, for families without a formula.
 
-The information is the covariance of the score, :math:`I(\eta) = E_{x \sim p_\eta}[s s^\top]`, :math:`s = \partial_\eta \log p_\eta(x)`.
-The mean of :math:`s s^\top` over samples is an unbiased estimate and positive semi-definite by construction, and it needs nothing
-of the family but ``sample`` and ``log_prob``: mixtures, zero-inflated counts, anything.
+The information is the covariance of the score, :math:`I(\eta) = E_{x \sim p_\eta}[s s^\top]`, :math:`s = \partial_\eta
+\log p_\eta(x)`. The mean of :math:`s s^\top` over samples is an unbiased estimate and positive semi-definite by
+construction, and it needs nothing of the family but ``sample`` and ``log_prob``: mixtures, zero-inflated counts,
+anything.
 
 The noise is fixed. Every evaluation draws with the same seed, so an estimate is a deterministic function of the
-distribution, nearby distributions get nearby estimates (common random numbers), and the caller's random state is left alone.
+distribution, nearby distributions get nearby estimates (common random numbers), and the caller's random state is left
+alone.
 
-The coordinates ``eta`` are the tensors the distribution holds, whatever they are called. They may be redundant (probabilities
-beside logits): the chain rule through all of them is still the chain rule, so the pulled-back metric is right.
+The coordinates ``eta`` are the tensors the distribution holds, whatever they are called. They may be redundant
+(probabilities beside logits): the chain rule through all of them is still the chain rule, so the pulled-back metric is
+right.
 """
 
 from __future__ import annotations
@@ -21,19 +24,20 @@ from typing import Any
 
 import torch
 from torch import Size, Tensor
-from torch.autograd import forward_ad
 from torch.distributions import Distribution, Transform
 from torch.distributions.transforms import _InverseTransform
 
 from pullback._autodiff.derivatives import directional
-from pullback._autodiff.torch_internals import is_wrapped, unwrapped
+from pullback._autodiff.torch_internals import depends_on_code, unwrapped
 from pullback._families.information import Information
 from pullback._families.missing import MissingRuleError
+from pullback._numerics.random import RandomState, as_seed
 
-_CACHES = ("_inv", "_cached_x_y")  # what a transform remembers of its last use
+# What a transform remembers of its last use.
+_CACHES = ("_inv", "_cached_x_y")
 
 
-def score_information(p: Distribution, *, num_samples: int = 1000, seed: int = 0) -> Information:
+def score_information(p: Distribution, *, num_samples: int = 1000, random_state: RandomState = 0) -> Information:
     r"""The Fisher information estimated by :math:`\frac1S \sum_s s s^\top` from `num_samples` scores with fixed noise.
 
     Has the signature of a rule, so one line makes a family of your own known to every metric:
@@ -43,16 +47,23 @@ def score_information(p: Distribution, *, num_samples: int = 1000, seed: int = 0
     ```
 
     The relative error is of the order ``1 / √num_samples`` for one feature and averages out over many. The result says
-    ``exact = False``, and metrics evaluate it code by code, so that a code's estimate does not depend on its neighbours.
+    ``exact = False``, and metrics evaluate it code by code, so that a code's estimate does not depend on its neighbors.
     Amari and Nagaoka, *Methods of Information Geometry*, section 2.2.
 
-    **Arguments:**
+    Args:
+        p: a distribution with ``sample`` and ``log_prob``.
+        num_samples: samples for each feature.
+        random_state: fixes the noise.
 
-    - `p`: a distribution with ``sample`` and ``log_prob``.
-    - `num_samples`: samples for each feature.
-    - `seed`: fixes the noise.
+    Returns:
+        The information in the coordinates of all tensors that `p` holds.
+
+    >>> from torch.distributions import Poisson
+    >>> info = score_information(Poisson(torch.tensor(4.0)), num_samples=10_000)
+    >>> bool((info.matrix[0, 0] - 1 / 4).abs() < 0.02)
+    True
     """
-    held = _Held.of(p)
+    held, seed = _Held.of(p), as_seed(random_state)
 
     def root(eta: Tensor, u: Tensor) -> Tensor:
         with torch.no_grad(), fixed_noise(seed, eta.device):
@@ -106,7 +117,8 @@ class _Held:
         if stray or not moving:
             raise MissingRuleError(
                 f"The score in the parameters of {type(p).__name__} needs tensors that start with its batch shape "
-                f"{tuple(p.batch_shape)}; it holds {stray or 'none that do'}. Expand the parameters to the batch shape, or use "
+                f"{tuple(p.batch_shape)}; it holds {stray or 'none that do'}. Expand the parameters to the batch "
+                f"shape, or use "
                 "pullback.ScoreMetric(decoder), which differentiates the whole decoder."
             )
         return cls(_rebuilt(p, {id(t): unwrapped(t) for t in fixed}, Size()), moving)
@@ -160,7 +172,8 @@ def _rebuilt(thing: Any, new: Mapping[int, Tensor], dropped: Size) -> Any:
 
 
 def _reshaped(p: Distribution, dropped: Size) -> Distribution:
-    p._validate_args = False  # samples on the border of the support are samples
+    # Samples on the border of the support are samples.
+    p._validate_args = False
     if p._batch_shape[: len(dropped)] == dropped:
         p._batch_shape = p._batch_shape[len(dropped) :]
     return p
@@ -169,10 +182,3 @@ def _reshaped(p: Distribution, dropped: Size) -> Distribution:
 def _forgetful(transform: Transform) -> Transform:
     transform._inv, transform._cached_x_y = None, (None, None)
     return transform
-
-
-def depends_on_code(t: Tensor) -> bool:
-    """Whether a tensor met inside a derivative moves with the variable that is differentiated."""
-    if not is_wrapped(t):
-        return False
-    return t.requires_grad or forward_ad.unpack_dual(t).tangent is not None

@@ -1,15 +1,15 @@
 r"""The von Mises-Fisher distribution: directions around a mean direction, the family torch lacks.
 
-On the unit sphere :math:`S^{p-1} \subset \mathbb R^p` its density is :math:`C_p(\kappa) \exp(\kappa \mu^\top x)`. A draw is
-:math:`x = \cos\theta\, \mu + \sin\theta\, v`: the tangent direction *v* is uniform, and the angle :math:`\theta` has the density
-:math:`h(\theta) \propto \sin^{p-2}\theta\, e^{\kappa\cos\theta}`. All that depends on :math:`\kappa` is in that one angle and in the functions
-of `pullback._numerics.special.resultant`.
+On the unit sphere :math:`S^{p-1} \subset \mathbb R^p` its density is :math:`C_p(\kappa) \exp(\kappa \mu^\top x)`. A
+draw is :math:`x = \cos\theta\, \mu + \sin\theta\, v`: the tangent direction *v* is uniform, and the angle
+:math:`\theta` has the density :math:`h(\theta) \propto \sin^{p-2}\theta\, e^{\kappa\cos\theta}`. All that depends on
+:math:`\kappa` is in that one angle and in the functions of `pullback._numerics.special.resultant`.
 
-Everything is written in :math:`1 - \mu^\top x = \tfrac12 |x - \mu|^2` and :math:`1 - A_p(\kappa)` rather than in :math:`\mu^\top x` and
-:math:`A_p(\kappa)`, which are 1 to working precision for concentrated distributions.
+Everything is written in :math:`1 - \mu^\top x = \tfrac12 |x - \mu|^2` and :math:`1 - A_p(\kappa)` rather than in
+:math:`\mu^\top x` and :math:`A_p(\kappa)`, which are 1 to working precision for concentrated distributions.
 
-References: Mardia and Jupp, *Directional Statistics* (2000), chapters 9 and 10. Wood, *Simulation of the von Mises-Fisher
-distribution* (1994). Figurnov, Mohamed and Mnih, *Implicit reparameterization gradients* (2018).
+References: Mardia and Jupp, *Directional Statistics* (2000), chapters 9 and 10. Wood, *Simulation of the von
+Mises-Fisher distribution* (1994). Figurnov, Mohamed and Mnih, *Implicit reparameterization gradients* (2018).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Size, Tensor
-from torch.distributions import Distribution, Gamma, constraints, register_kl
+from torch.distributions import Distribution, Gamma, constraints
 
 from pullback._numerics.special import Resultant, resultant
 from pullback._typing import Float
@@ -41,20 +41,21 @@ class VonMisesFisher(Distribution):
     .. math:: \log p(x) = \kappa\, \mu^\top x + \log C_p(\kappa), \qquad
        C_p(\kappa) = \frac{\kappa^{p/2-1}}{(2\pi)^{p/2} I_{p/2-1}(\kappa)}.
 
-    Values, gradients and samples are accurate for concentrations from 0 (the uniform distribution) to beyond 10⁶, in any
-    dimension. `rsample` is differentiable in both parameters: the direction by the geometry of the sphere, the concentration by
-    implicit differentiation of the angle's distribution function, which is unbiased for every *p*.
-
-    ```python
-    decoder = lambda z: pb.VonMisesFisher(F.normalize(direction(z), dim=-1), F.softplus(concentration(z))[..., 0])
-    ```
+    Values, gradients and samples are accurate for concentrations from 0 (the uniform distribution) to beyond 10⁶, in
+    any dimension. `rsample` is differentiable in both parameters: the direction by the geometry of the sphere, the
+    concentration by implicit differentiation of the angle's distribution function, which is unbiased for every *p*.
 
     For *p* = 2 this is `torch.distributions.VonMises` with values on the circle instead of angles.
 
-    **Arguments:**
+    Args:
+        loc: the mean direction :math:`\mu`, unit vectors in the last dimension; rounding errors of their length are
+            removed.
+        concentration: :math:`\kappa \ge 0`, of the batch shape (or broadcastable to it).
+        validate_args: as for every distribution of torch.
 
-    - `loc`: the mean direction :math:`\mu`, unit vectors in the last dimension; rounding errors of their length are removed.
-    - `concentration`: :math:`\kappa \ge 0`, of the batch shape (or broadcastable to it).
+    >>> p = VonMisesFisher(torch.tensor([0.0, 0.0, 1.0]), 2.0)
+    >>> p.mean  # A₃(κ) μ = (coth κ - 1/κ) μ
+    tensor([0.0000, 0.0000, 0.5373])
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
@@ -72,7 +73,8 @@ class VonMisesFisher(Distribution):
     ) -> None:
         if loc.ndim == 0 or loc.shape[-1] < 2:
             raise ValueError(
-                f"VonMisesFisher needs loc of shape (*batch, p) with p >= 2, not {tuple(loc.shape)}. The last dimension of loc "
+                f"VonMisesFisher needs loc of shape (*batch, p) with p >= 2, not {tuple(loc.shape)}. The last "
+                f"dimension of loc "
                 "is the direction itself."
             )
         concentration = torch.as_tensor(concentration, dtype=loc.dtype, device=loc.device)
@@ -113,7 +115,9 @@ class VonMisesFisher(Distribution):
         return r.spread[..., None] + (r.variance - r.spread)[..., None] * self.loc**2
 
     def log_prob(self, value: Tensor) -> Tensor:
-        r"""The log-density with respect to the surface area of the sphere, :math:`-\tfrac12\kappa|x - \mu|^2 + \mathrm{const}`."""
+        r"""The log-density with respect to the surface area of the sphere, :math:`-\tfrac12\kappa|x - \mu|^2 +
+        \mathrm{const}`.
+        """
         if self._validate_args:
             self._validate_sample(value)
         height = 0.5 * ((value - self.loc) ** 2).sum(-1)
@@ -125,7 +129,9 @@ class VonMisesFisher(Distribution):
         return _log_area(self.event_shape[0]) + r.log_partition + self.concentration * r.deficit
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Reparametrised draws: exact, by the inverse distribution function of the angle for p = 3 and by rejection otherwise."""
+        """Reparametrized draws: exact, by the inverse distribution function of the angle for p = 3 and by rejection
+        otherwise.
+        """
         shape = self._extended_shape(sample_shape)
         loc, concentration = self.loc.expand(shape), self.concentration.expand(shape[:-1])
         angle: Tensor = _Angle.apply(_draw_angle(shape[-1], concentration.detach()), concentration, shape[-1])
@@ -138,7 +144,8 @@ def _check_parameters(loc: Tensor, concentration: Tensor) -> None:
     if not _UnitVector().check(loc).all():
         worst = (torch.linalg.vector_norm(loc, dim=-1) - 1).abs().max().item()
         raise ValueError(
-            f"Expected parameter loc of VonMisesFisher to be unit vectors, but a length differs from 1 by {worst:.2g}. Use "
+            f"Expected parameter loc of VonMisesFisher to be unit vectors, but a length differs from 1 by {worst:.2g}. "
+            f"Use "
             "torch.nn.functional.normalize(loc, dim=-1)."
         )
     if not (concentration >= 0).all():
@@ -152,19 +159,7 @@ def _log_area(p: int) -> float:
     return math.log(2) + p / 2 * math.log(math.pi) - math.lgamma(p / 2)
 
 
-@register_kl(VonMisesFisher, VonMisesFisher)
-def _(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
-    r"""Closed form: a Bregman divergence of the log-partition in :math:`\kappa`, plus :math:`\kappa' A_p(\kappa)(1 - \mu^\top\mu')`."""
-    if p.event_shape != q.event_shape:
-        raise ValueError(
-            f"The divergence needs two distributions on the same sphere, not in {p.event_shape[0]} and {q.event_shape[0]} dimensions."
-        )
-    r = p._resultant
-    radial = q._resultant.log_partition - r.log_partition + (q.concentration - p.concentration) * r.deficit
-    return radial + 0.5 * q.concentration * r.length * ((p.loc - q.loc) ** 2).sum(-1)
-
-
-# -- the angle -------------------------------------------------------------------------------------------------------------
+# -- the angle ---------------------------------------------------------------------------------------------------------
 
 
 def _draw_angle(p: int, concentration: Tensor) -> Tensor:
@@ -179,7 +174,9 @@ def _invert(concentration: Tensor) -> Tensor:
 
 
 def _reject(p: int, concentration: Tensor) -> Tensor:
-    r"""1 - cos θ by Wood's rejection from a transformed Beta variable, arranged to keep its relative precision near zero."""
+    r"""1 - cos θ by Wood's rejection from a transformed Beta variable, arranged to keep its relative precision near
+    zero.
+    """
     kappa = concentration.flatten()
     b = (p - 1) / (2 * kappa + torch.sqrt(4 * kappa**2 + (p - 1) ** 2))
     shape = kappa.new_tensor(0.5 * (p - 1))
@@ -188,7 +185,8 @@ def _reject(p: int, concentration: Tensor) -> Tensor:
     todo = torch.arange(kappa.numel(), device=kappa.device)
     while todo.numel():
         c, k = b[todo], kappa[todo]
-        x, y = gamma.sample(Size([2, todo.numel()]))  # x / (x + y) is the Beta variable
+        # x / (x + y) is the Beta variable.
+        x, y = gamma.sample(Size([2, todo.numel()]))
         proposal = 2 * c * x / (y + c * x)
         log_ratio = k * (2 * c / (1 + c) - proposal) + (p - 1) * torch.log(
             (1 + c) * (0.5 + (1 - c) * proposal / (4 * c))
@@ -200,9 +198,10 @@ def _reject(p: int, concentration: Tensor) -> Tensor:
 
 
 class _Angle(torch.autograd.Function):
-    """A drawn angle as a function of the concentration at fixed quantile; differentiable any number of times in reverse mode.
+    """A drawn angle as a function of the concentration at fixed quantile, for reverse mode any number of times.
 
-    It has no rule for forward mode, which torch then refuses, because nested forward modes would silently lose derivatives.
+    It has no rule for forward mode, which torch then refuses, because nested forward modes would silently lose
+    derivatives.
     """
 
     generate_vmap_rule = True
@@ -217,7 +216,7 @@ class _Angle(torch.autograd.Function):
         ctx.save_for_backward(output, concentration)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:  # pyright: ignore
         return None, grad * _angle_slope(ctx.p, *ctx.saved_tensors), None
 
 
@@ -225,10 +224,10 @@ _LEGENDRE = np.polynomial.legendre.leggauss(48)
 
 
 def _angle_slope(p: int, angle: Tensor, concentration: Tensor) -> Tensor:
-    r""":math:`d\theta/d\kappa = -\int_0^\theta (\cos s - A_p) h(s)\, ds / h(\theta)`, from :math:`H(\theta; \kappa) = \mathrm{const}`.
+    r""":math:`d\theta/d\kappa = -\int_0^\theta (\cos s - A_p) h(s)\, ds / h(\theta)`, at a fixed quantile.
 
-    The integral over the whole range is zero. It is taken on that side of :math:`\theta` where the integrand keeps its sign, and
-    as far as the density can reach: ten times :math:`1/\sqrt{\kappa + p - 1}`, its width.
+    The integral over the whole range is zero. It is taken on that side of :math:`\theta` where the integrand keeps its
+    sign, and as far as the density can reach: ten times :math:`1/\sqrt{\kappa + p - 1}`, its width.
     """
     theta = angle.double().clamp(1e-150, math.pi - 1e-9)[..., None]
     kappa = concentration.double()[..., None]

@@ -1,14 +1,15 @@
 r"""What is known for certain about a distance.
 
-A solver's answer is a curve, and any curve bounds the distance from above by its length. From below the family itself bounds it:
-a curve of codes is a curve of distributions, so it is at least as long as the shortest curve through *all* distributions of the
-family that the decoder may reach. Its length is known in closed form for many families (`pullback.rao_distance`), and bounded for others,
+A solver's answer is a curve, and any curve bounds the distance from above by its length. From below the family itself
+bounds it: a curve of codes is a curve of distributions, so it is at least as long as the shortest curve through *all*
+distributions of the family that the decoder may reach. Its length is known in closed form for many families
+(`pullback.rao_distance`), and bounded for others,
 
 .. math:: d_{\text{Rao}}(p_a, p_b) \le d(a, b) \le L(\gamma).
 
-Whether the path is the shortest among its neighbours is decided by the second variation of the energy: the path is a strict local
-minimum if the Hessian of the discrete energy at it is positive definite, which its Cholesky factorisation proves. In the limit
-of many segments that is Jacobi's condition: no conjugate point on the way.
+Whether the path is the shortest among its neighbors is decided by the second variation of the energy: the path is a
+strict local minimum if the Hessian of the discrete energy at it is positive definite, which its Cholesky factorization
+proves. In the limit of many segments that is Jacobi's condition: no conjugate point on the way.
 """
 
 from __future__ import annotations
@@ -28,24 +29,28 @@ from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._numerics.tridiagonal import solve_tridiagonal
 from pullback._typing import Bool, Float
 
-_MEASURED_ON = 1024  # segments, at least
-_MARGIN = 1e-9  # of a Hessian's diagonal: what positive definiteness must have to spare, to be more than rounding
-_MAX_NODES = 2**14  # of paths handled at once
+# Segments, at least.
+_MEASURED_ON = 1024
+# Of a Hessian's diagonal: what positive definiteness must have to spare, to be more than rounding.
+_MARGIN = 1e-9
+# Of paths handled at once.
+_MAX_NODES = 2**14
 
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
     r"""Bounds on the distances of a batch of pairs, ``lower <= d(a, b) <= upper``, and the nature of the minimum found.
 
-    **Attributes:**
-
-    - `lower`: distance of the decoded end points on the whole family, where that has a closed form; otherwise the angle between
-      their square roots, or the straight line in the metric's Euclidean embedding; 0 where none is known. A closed form for a
-      known parameter (see `pullback.rao_distance`) counts only if no derivative of that parameter in the code exists.
-    - `upper`: length of the path, with the error of its measurement added; infinite where there is no path.
-    - `error`: the solver's estimate of the relative error of the path's length as a distance in its valley.
-    - `strict`: whether the path is a strict local minimum of the discrete energy. False where the decoder ignores a latent
-      dimension (the path can then move for free) and for metrics without an embedding, where it is not known.
+    Attributes:
+        lower: distance of the decoded end points on the whole family, where that has a closed form; otherwise the angle
+            between their square roots, or the straight line in the metric's Euclidean embedding; 0 where none is known.
+            A closed form for a known parameter (see `pullback.rao_distance`) counts only if that parameter is not
+            computed from the code.
+        upper: length of the path, with the error of its measurement added; infinite where there is no path.
+        error: the solver's estimate of the relative error of the path's length as a distance in its valley.
+        strict: whether the path is a strict local minimum of the discrete energy. False where the decoder ignores a
+            latent dimension (the path can then move for free) and for metrics without an embedding, where it is not
+            known.
     """
 
     lower: Float[Tensor, "*batch"]
@@ -60,17 +65,18 @@ class Certificate:
             return f"{bracket}; the path is {nature}, its length right to {self.error.item():.1g} within its valley"
         ratio = (self.lower / self.upper.clamp_min(torch.finfo(self.upper.dtype).tiny)).median().item()
         return (
-            f"{self.lower.numel()} distances, the median lower bound {ratio:.1%} of the upper; {int(self.strict.sum())} of the paths "
+            f"{self.lower.numel()} distances, the median lower bound {ratio:.1%} of the upper; "
+            f"{int(self.strict.sum())} of the paths "
             f"are strict local minima, their lengths right to {self.error.max().item():.1g} within their valleys"
         )
 
 
 def certify(metric: Metric, geodesic: Geodesic) -> Certificate:
-    r"""Brackets the distances for which `geodesic` has paths, ``lower <= d(a, b) <= upper``, and tests whether the paths are minima.
+    r"""Brackets distances, ``lower <= d(a, b) <= upper``, and tests whether the paths found are minima.
 
-    The bracket holds whatever the solver did, up to the quadrature of the path's length; if both ends agree the path is the shortest
-    of all. (Atkinson and Mitchell 1981 for Rao distances; Milnor 1963, *Morse Theory*, section 15, for the second
-    variation.)
+    The bracket holds whatever the solver did, up to the quadrature of the path's length; if both ends agree the path is
+    the shortest of all. (Atkinson and Mitchell 1981 for Rao distances; Milnor 1963, *Morse Theory*, section 15, for the
+    second variation.)
 
     Args:
         metric: the metric the paths were found in.

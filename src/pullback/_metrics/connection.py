@@ -32,7 +32,7 @@ from torch import Tensor
 
 from pullback._autodiff.derivatives import Map, differentiable, jet, variable
 from pullback._decoders.contract import DecoderError, observe, unvalidated
-from pullback._families.natural_and_mean import natural_and_mean
+from pullback._families.rules import natural_and_mean
 from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._metrics.isometry import isometric_information, isometric_jet

@@ -17,7 +17,7 @@ from torch.distributions import Distribution
 from pullback._autodiff.derivatives import hessian
 from pullback._decoders.contract import Decoder, check_finite, observe
 from pullback._decoders.pullback import total
-from pullback._families.divergences import Divergence, symmetrized_kl
+from pullback._families.divergences import Divergence, Function, symmetrized_kl
 from pullback._metrics.base import Metric, per_code
 from pullback._typing import Codes, Float
 
@@ -99,12 +99,13 @@ class DivergenceMetric(Metric):
     **Arguments:**
 
     - `decoder`: maps codes ``(*batch, d)`` to a distribution whose batch shape starts with ``batch``.
-    - `divergence`: its attribute ``scale`` is s; a function without one counts as 2, as Kullback-Leibler.
+    - `divergence`: one of `pullback.divergences`, or a function of two distributions. Its scale is s; wrap a function of your own
+      as ``Divergence(function, scale=...)``, or it counts as 2, as Kullback-Leibler's.
     - `method`: `Hessian` (exact), `CentralDifference` or `OneSidedDifference` (the paper's).
     """
 
     decoder: Decoder
-    divergence: Divergence = symmetrized_kl
+    divergence: Divergence | Function = symmetrized_kl
     method: Hessian | CentralDifference | OneSidedDifference = Hessian()
 
     @per_code
@@ -114,7 +115,7 @@ class DivergenceMetric(Metric):
         p = observe(self.decoder, z)
         check_finite(self._squared_length(p, p), z)
         functional = not self.method.differentiable or self.has_forward_mode(z)
-        M = self.method(lambda w: self._squared_length(p, self._checked(w)), z, functional=functional)
+        M = self.method(lambda w: self._squared_length(p, observe(self.decoder, w)), z, functional=functional)
         check_finite(M, z, what="derivatives")
         return M
 
@@ -124,20 +125,13 @@ class DivergenceMetric(Metric):
             return torch.cat([self.ds2(*pair) for pair in zip(a.split(1), b.split(1), strict=True)])
         p, q = observe(self.decoder, a), observe(self.decoder, b)
         forward = self._squared_length(p, q)
-        if getattr(self.divergence, "symmetric", False):
+        if Divergence.of(self.divergence).symmetric:
             return forward
         return 0.5 * (forward + self._squared_length(q, p))
 
     def _one_by_one(self, z: Tensor) -> bool:
         """A divergence with noise sees one code at a time, so that a value does not depend on the rest of the batch."""
-        return getattr(self.divergence, "random", False) and len(z) > 1
-
-    def _checked(self, w: Tensor) -> Distribution:
-        q = observe(self.decoder, w)
-        check_smooth = getattr(self.divergence, "check_smooth", None)
-        if self.method.differentiable and check_smooth is not None:
-            check_smooth(q)
-        return q
+        return Divergence.of(self.divergence).random and len(z) > 1
 
     def _squared_length(self, p: Distribution, q: Distribution) -> Tensor:
-        return getattr(self.divergence, "scale", 2.0) * total(self.divergence(p, q), 1)
+        return Divergence.of(self.divergence).scale * total(self.divergence(p, q), 1)

@@ -30,7 +30,7 @@ from pullback._decoders.contract import observe
 from pullback._decoders.ensemble import EnsembleDecoder
 from pullback._decoders.pullback import total
 from pullback._families.divergences import symmetrized_kl
-from pullback._families.embedding import squared_chord
+from pullback._families.rules import squared_chord
 from pullback._metrics.base import Metric, per_code
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._typing import Codes, Float

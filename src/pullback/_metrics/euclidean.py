@@ -12,8 +12,8 @@ from torch.nn.functional import logsigmoid
 
 from pullback._decoders.contract import Decoder, observe
 from pullback._decoders.pullback import pulled_back
-from pullback._families.information import Information
 from pullback._families.product import Product
+from pullback._families.wasserstein import flat
 from pullback._metrics.base import Metric, per_code
 from pullback._typing import Codes, Float
 
@@ -46,11 +46,6 @@ class EuclideanMetric(Metric):
     def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
         phi = moments(observe(self.decoder, z))
         return phi, phi
-
-
-def flat(eta: Tensor) -> Information:
-    """Coordinates in which the metric is the identity."""
-    return Information(eta, root=lambda eta, u: u)
 
 
 def moments(p: Distribution) -> Tensor:

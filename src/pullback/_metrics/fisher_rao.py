@@ -10,9 +10,8 @@ from torch.distributions import Distribution
 from pullback._decoders.contract import Decoder, observe
 from pullback._decoders.pullback import contracted, pulled_back, total
 from pullback._families.divergences import symmetrized_kl
-from pullback._families.embedding import embed, squared_chord
-from pullback._families.fisher import fisher
 from pullback._families.missing import MissingRuleError
+from pullback._families.rules import embed, fisher, squared_chord
 from pullback._metrics.base import Isometric, Metric, per_code
 from pullback._typing import Codes, Float
 

@@ -15,6 +15,7 @@ from pullback._decoders.probe import route
 from pullback._families.product import Product
 from pullback._families.score import fixed_noise, unbiased_weight
 from pullback._metrics.base import Metric, per_code
+from pullback._numerics.random import RandomState, as_seed
 from pullback._typing import Codes, Float
 
 _AT_ONCE = 2**22  # numbers sampled at once: what bounds the memory
@@ -37,12 +38,15 @@ class ScoreMetric(Metric):
 
     - `decoder`: maps codes ``(*batch, d)`` to a distribution whose batch shape starts with ``batch``.
     - `num_samples`: samples of every code.
-    - `seed`: fixes the noise; the caller's random state is untouched.
+    - `random_state`: fixes the noise; with a seed, the caller's random state is untouched.
     """
 
     decoder: Decoder
     num_samples: int = 1000
-    seed: int = 0
+    random_state: RandomState = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "random_state", as_seed(self.random_state))
 
     @per_code
     def tensor(self, z: Codes) -> Float[Tensor, "*batch d d"]:
@@ -71,7 +75,7 @@ class ScoreMetric(Metric):
         """Samples ``(num_samples, n, ...)`` of n codes, each drawn alone and from the same noise."""
         parts = []
         for code in codes.split(1):
-            with torch.no_grad(), fixed_noise(self.seed, codes.device):
+            with torch.no_grad(), fixed_noise(as_seed(self.random_state), codes.device):
                 parts.append(self._decoded(code).sample(Size([self.num_samples])))
         return _joined(parts)
 

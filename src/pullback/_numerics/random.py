@@ -15,7 +15,8 @@ def as_generator(random_state: RandomState, device: torch.device | str = "cpu") 
     """A source of random numbers on `device`.
 
     Args:
-        random_state: a seed; a generator, which is used as it is, or drawn from once if it lives on another device; NumPy's
+        random_state: a seed; a generator, which is used as it is, or drawn from once if it lives on another device;
+        NumPy's
             `RandomState`, from which a seed is drawn; or None for a seed from torch's own state, so that
             `torch.manual_seed` still decides.
         device: where the numbers are needed.
@@ -37,3 +38,10 @@ def as_generator(random_state: RandomState, device: torch.device | str = "cpu") 
     else:
         seed = int(random_state)
     return torch.Generator(device).manual_seed(seed)
+
+
+def as_seed(random_state: RandomState) -> int:
+    """A number that fixes noise once and for all: a seed as it is, or one drawn from any other `random_state`."""
+    if isinstance(random_state, int):
+        return random_state
+    return int(torch.randint(_SEEDS, (), generator=as_generator(random_state)))

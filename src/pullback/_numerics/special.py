@@ -1,17 +1,18 @@
 r"""Special functions that torch lacks, as compositions of elementary operations.
 
-Every function here is an ordinary expression in torch: forward mode, reverse mode, `torch.vmap` and any nesting of them work
-without further rules. (A `torch.autograd.Function` would not do: nested forward modes silently lose its derivatives.) Rounding is
-treated the same way: each expression is arranged so that not only its value but also the derivatives which autodiff forms from it
-are free of cancellation over the whole range of its argument.
+Every function here is an ordinary expression in torch: forward mode, reverse mode, `torch.vmap` and any nesting of them
+work without further rules. (A `torch.autograd.Function` would not do: nested forward modes silently lose its
+derivatives.) Rounding is treated the same way: each expression is arranged so that not only its value but also the
+derivatives which autodiff forms from it are free of cancellation over the whole range of its argument.
 
-The von Mises-Fisher functions rest on two facts about the ratio :math:`R_\nu(x) = I_{\nu+1}(x) / I_\nu(x)` of modified Bessel
-functions. The recurrence
+The von Mises-Fisher functions rest on two facts about the ratio :math:`R_\nu(x) = I_{\nu+1}(x) / I_\nu(x)` of modified
+Bessel functions. The recurrence
 
 .. math:: R_\nu(x) = \frac{1}{2(\nu + 1)/x + R_{\nu+1}(x)}
 
-is a contraction towards smaller orders, and Debye's expansion in powers of :math:`1/\sqrt{\nu^2 + x^2}` is uniform in *x*. So the
-ratio is taken from the expansion at an order of at least 24, where eight terms reach double precision, and carried down.
+is a contraction towards smaller orders, and Debye's expansion in powers of :math:`1/\sqrt{\nu^2 + x^2}` is uniform in
+*x*. So the ratio is taken from the expansion at an order of at least 24, where eight terms reach double precision, and
+carried down.
 """
 
 from __future__ import annotations
@@ -19,26 +20,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.polynomial import Polynomial
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn.functional import logsigmoid
 
-# -- von Mises-Fisher ------------------------------------------------------------------------------------------------------
+# -- von Mises-Fisher --------------------------------------------------------------------------------------------------
 
 
 class Resultant(NamedTuple):
     r"""What the von Mises-Fisher family on :math:`S^{p-1}` needs to know of its concentration :math:`\kappa`.
 
-    - `length`: the mean resultant length :math:`A_p(\kappa) = I_{p/2}(\kappa) / I_{p/2-1}(\kappa)`, the mean of :math:`\mu^\top x`.
-    - `variance`: :math:`A_p'(\kappa) = 1 - A_p^2 - (p - 1) A_p / \kappa`, the variance of :math:`\mu^\top x`.
-    - `spread`: :math:`A_p(\kappa) / \kappa`, the variance of a coordinate orthogonal to :math:`\mu`.
-    - `deficit`: :math:`1 - A_p(\kappa)`.
-    - `log_partition`: :math:`\log E\, e^{\kappa(\mu^\top x - 1)}` with *x* uniform on the sphere. Its derivative is minus the
-      deficit; the log-density is :math:`\kappa(\mu^\top x - 1)` minus this and minus the log-area of the sphere.
+    Attributes:
+        length: the mean resultant length :math:`A_p(\kappa) = I_{p/2}(\kappa) / I_{p/2-1}(\kappa)`, the mean of
+            :math:`\mu^\top x`.
+        variance: :math:`A_p'(\kappa) = 1 - A_p^2 - (p - 1) A_p / \kappa`, the variance of :math:`\mu^\top x`.
+        spread: :math:`A_p(\kappa) / \kappa`, the variance of a coordinate orthogonal to :math:`\mu`.
+        deficit: :math:`1 - A_p(\kappa)`.
+        log_partition: :math:`\log E\, e^{\kappa(\mu^\top x - 1)}` with *x* uniform on the sphere. Its derivative is
+            minus the deficit; the log-density is :math:`\kappa(\mu^\top x - 1)` minus this and minus the log-area of
+            the sphere.
     """
 
     length: Tensor
@@ -48,20 +53,22 @@ class Resultant(NamedTuple):
     log_partition: Tensor
 
 
-_START, _TERMS = 24, 8  # the first neglected term of the expansion is below 0.4 / 24⁹ = 1.4e-13, before it contracts
+# The first neglected term of the expansion is below 0.4 / 24⁹ = 1.4e-13, before it contracts.
+_START, _TERMS = 24, 8
 
 
 def resultant(p: int, concentration: Tensor) -> Resultant:
     r"""The functions of the concentration (see `Resultant`) on :math:`S^{p-1}`, from 0 upwards.
 
-    With :math:`\nu = p/2 - 1`, :math:`a = 2(\nu + 1)` and :math:`f_\nu = {}_0F_1(; \nu + 1; \kappa^2/4) = E\, e^{\kappa \mu^\top x}`, the recurrences are
+    With :math:`\nu = p/2 - 1`, :math:`a = 2(\nu + 1)` and :math:`f_\nu = {}_0F_1(; \nu + 1; \kappa^2/4) = E\, e^{\kappa
+    \mu^\top x}`, the recurrences are
 
     .. math:: R_\nu' = R_\nu^2 \big(\tfrac{a}{\kappa^2} - R_{\nu+1}'\big), \quad
        1 - R_\nu = R_\nu \big(\tfrac a\kappa - (1 - R_{\nu+1})\big), \quad
        \log f_\nu = \log f_{\nu+1} + \log\big(1 + \tfrac{\kappa}{a} R_{\nu+1}\big).
 
-    NIST DLMF 10.29 and 10.41. The computation runs in double precision whatever the dtype, because the steps multiply rounding
-    errors of the deficit and the variance by about fifty.
+    NIST DLMF 10.29 and 10.41. The computation runs in double precision whatever the dtype, because the steps multiply
+    rounding errors of the deficit and the variance by about fifty.
     """
     x = concentration.double()
     order = p / 2 - 1
@@ -84,7 +91,8 @@ def resultant(p: int, concentration: Tensor) -> Resultant:
 def _debye(order: float, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     r"""Length, variance, deficit and log-partition at a large order :math:`\nu`, from the uniform expansion.
 
-    With :math:`s = \sqrt{\nu^2 + x^2}`, :math:`t = \nu / s`, a polynomial :math:`P(t)` and :math:`S = \tfrac12 + t P'(t)`:
+    With :math:`s = \sqrt{\nu^2 + x^2}`, :math:`t = \nu / s`, a polynomial :math:`P(t)` and :math:`S = \tfrac12 + t
+    P'(t)`:
 
     .. math::
         \log f = (s - \nu) - \nu \log\tfrac{s + \nu}{2\nu} - \tfrac12 \log\tfrac{s}{\nu} + P(t) - P(1), \qquad
@@ -93,20 +101,24 @@ def _debye(order: float, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     u, v = _over_maximum(x, order)
     root = torch.sqrt(u * u + v * v)
-    h, t = u / root, v / root  # x / s and ν / s
-    e = u / (v + root)  # x / (s + ν)
-    rest = torch.where(x < order, 1 - e, v * e * _affine(t / _affine(h, 1, 1), 1, 1))  # 1 - e
-    S, slope, partial = (_horner(c, t) for c in _debye_polynomials(order))
-    inverse = _affine(t, 1 / order)  # 1 / s
+    # x / s, ν / s, x / (s + ν), one minus that, and 1 / s.
+    h, t = u / root, v / root
+    e = u / (v + root)
+    rest = torch.where(x < order, 1 - e, v * e * _affine(t / _affine(h, 1, 1), 1, 1))
+    S, slope, partial = (horner(c, t) for c in _debye_polynomials(order))
+    inverse = _affine(t, 1 / order)
     correction = h * inverse * S
     variance = inverse * v / (v + root) - inverse * inverse * (_affine(t * t, 2, -1) * S - h * h * slope)
-    excess = _affine(x * e, 1 / order)  # (s - ν) / ν
-    logs = _affine(torch.log1p(_affine(excess, 0.5)), order) + _affine(torch.log1p(excess), 0.5)
+    # (s - ν) / ν
+    relative = _affine(x * e, 1 / order)
+    logs = _affine(torch.log1p(_affine(relative, 0.5)), order) + _affine(torch.log1p(relative), 0.5)
     return e - correction, variance, rest + correction, -x * rest - logs - h * e * partial
 
 
 def _over_maximum(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """(x, scale) / max(x, scale). A function of x written in this pair has derivatives that cancel neither at 0 nor at infinity."""
+    """(x, scale) / max(x, scale). A function of x written in this pair has derivatives that cancel neither at 0 nor at
+    infinity.
+    """
     small, ones = x < scale, _affine(x, 0, 1)
     below = _affine(x, 1 / scale)
     return torch.where(small, below, ones), torch.where(small, ones, torch.where(small, ones, below).reciprocal())
@@ -115,17 +127,18 @@ def _over_maximum(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 def _affine(x: Tensor, slope: float, intercept: float = 0.0) -> Tensor:
     """slope x + intercept, by the one operation that forward mode differentiates without a detour.
 
-    For ``x * 2`` and ``x + 1`` torch builds a symbolic zero as the tangent of the number, in Python, fifty times slower on small
-    tensors.
+    For ``x * 2`` and ``x + 1`` torch builds a symbolic zero as the tangent of the number, in Python, fifty times slower
+    on small tensors.
     """
     return torch.rsub(x, intercept, alpha=-slope)
 
 
 @lru_cache(maxsize=256)
 def _debye_polynomials(order: float) -> tuple[list[float], list[float], list[float]]:
-    r"""Coefficients in powers of t of :math:`S = \tfrac12 + t P'(t)`, of :math:`t S'(t)` and of :math:`(P(1) - P(t)) / (1 - t)`.
+    r"""Coefficients of :math:`S = \tfrac12 + t P'(t)`, of :math:`t S'(t)` and of :math:`(P(1) - P(t)) / (1 - t)`.
 
-    Riccati's equation turns the ansatz :math:`S = \sum_k s^{-k} g_k(t^2)` into a recurrence for the polynomials :math:`g_k`.
+    Riccati's equation turns the ansatz :math:`S = \sum_k s^{-k} g_k(t^2)` into a recurrence for the polynomials
+    :math:`g_k`.
     """
     T = Polynomial([0.0, 1.0])
     g = [Polynomial([0.5])]
@@ -141,7 +154,8 @@ def _debye_polynomials(order: float) -> tuple[list[float], list[float], list[flo
     return S.tolist(), (n * S).tolist(), partial.tolist()
 
 
-def _horner(coefficients: Sequence[float], x: Tensor) -> Tensor:
+def horner(coefficients: Sequence[float], x: Tensor) -> Tensor:
+    """The polynomial with these coefficients, the constant first."""
     value = _affine(x, coefficients[-1], coefficients[-2])
     for c in reversed(coefficients[:-2]):
         value = _affine(value * x, 1, c)
@@ -160,11 +174,11 @@ def _langevin_series() -> list[float]:
 def langevin(x: Tensor) -> Tensor:
     r"""Langevin's function :math:`L(x) = \coth x - 1/x`, odd on the whole line.
 
-    It is the mean resultant length on the sphere, :math:`A_3`, and twice the mean less one of the continuous Bernoulli law with
-    log-odds 2x: the height of a point on a sphere is uniform (Archimedes), so the two are one family.
+    It is the mean resultant length on the sphere, :math:`A_3`, and twice the mean less one of the continuous Bernoulli
+    law with log-odds 2x: the height of a point on a sphere is uniform (Archimedes), so the two are one family.
     """
     small, inner, outer = _split(x)
-    return torch.where(small, inner * _horner(_langevin_series(), inner**2), 1 / torch.tanh(outer) - 1 / outer)
+    return torch.where(small, inner * horner(_langevin_series(), inner**2), 1 / torch.tanh(outer) - 1 / outer)
 
 
 def langevin_slope(x: Tensor) -> Tensor:
@@ -172,7 +186,7 @@ def langevin_slope(x: Tensor) -> Tensor:
     small, inner, outer = _split(x)
     series = [(2 * n + 1) * r for n, r in enumerate(_langevin_series())]
     decay = torch.exp(-2 * outer.abs())
-    return torch.where(small, _horner(series, inner**2), outer**-2 - 4 * decay / (1 - decay) ** 2)
+    return torch.where(small, horner(series, inner**2), outer**-2 - 4 * decay / (1 - decay) ** 2)
 
 
 def _split(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,7 +195,7 @@ def _split(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return small, torch.where(small, x, 0), torch.where(small, 1, x)
 
 
-# -- negative binomial -----------------------------------------------------------------------------------------------------
+# -- negative binomial -------------------------------------------------------------------------------------------------
 
 
 def artanh_root_sigmoid(x: Tensor) -> Tensor:
@@ -189,6 +203,7 @@ def artanh_root_sigmoid(x: Tensor) -> Tensor:
     return 2 * torch.log1p(torch.exp(0.5 * logsigmoid(x))) - logsigmoid(-x)
 
 
+# With these the two routes meet to 1e-11: test_the_two_forms_of_the_dispersion_information_meet.
 _SERIES_TERMS = 60
 _STEP = 0.6
 _NODES = np.arange(-15, 45, _STEP).tolist()
@@ -205,7 +220,8 @@ def dispersion_information(r: Tensor, logits: Tensor) -> Tensor:
         = \int_0^\infty e^{-rs}\, \frac{-\log(1 - \pi y) - \pi y}{y}\, ds, \qquad y = 1 - e^{-s}.
 
     Neither subtracts: the left-hand side cancels to all digits near the Poisson limit. The series converges fast for
-    :math:`\pi < 0.6` or :math:`r > 12`; the integral, by the trapezoidal rule in ``v`` with ``s = softplus(v) / (1 + r)``, elsewhere.
+    :math:`\pi < 0.6` or :math:`r > 12`; the integral, by the trapezoidal rule in ``v`` with ``s = softplus(v) / (1 +
+    r)``, elsewhere.
     """
     series = _dispersion_series(r, torch.sigmoid(logits))
     return torch.where((logits < math.log(1.5)) | (r > 12), series, _dispersion_integral(r, logits))
@@ -231,7 +247,8 @@ def _dispersion_integral(r: Tensor, logits: Tensor) -> Tensor:
     return _STEP * (total + term / torch.expm1(_STEP * r / (1 + r))) / (1 + r)
 
 
-_SHIFT = 12  # the series below are exact to rounding beyond here
+# Beyond here the series below are exact to rounding.
+_SHIFT = 12
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 
@@ -239,7 +256,7 @@ def trigamma_excess(x: Tensor) -> Tensor:
     r"""e(x) = x² ψ₁(x) - x, from ψ₁(x) - 1/x = Σ_{j<n} 1/((x+j)²(x+j+1)) + (ψ₁(x+n) - 1/(x+n)): all terms positive."""
     steps = 1 / (x + 1) + sum((x / (x + j)) ** 2 / (x + j + 1) for j in range(1, _SHIFT))
     far = x + _SHIFT
-    series = 0.5 + _horner(_BERNOULLI, far**-2) / far
+    series = 0.5 + horner(_BERNOULLI, far**-2) / far
     return steps + (x / far) ** 2 * series
 
 
@@ -250,4 +267,75 @@ def digamma_excess(x: Tensor) -> Tensor:
     steps = sum(torch.log1p(1 / (near + j)) - 1 / (near + j) for j in range(_SHIFT))
     far = torch.where(small, x + _SHIFT, x)
     coefficients = [b / (2 * k) for k, b in enumerate(_BERNOULLI, start=1)]
-    return torch.where(small, steps, 0) - (0.5 + _horner(coefficients, far**-2) / far) / far
+    return torch.where(small, steps, 0) - (0.5 + horner(coefficients, far**-2) / far) / far
+
+
+# -- what divergences are made of --------------------------------------------------------------------------------------
+
+
+def excess(x: Tensor) -> Tensor:
+    r""":math:`g(x) = e^x - 1 - x`, to full relative accuracy: by its series near 0."""
+    small = x.abs() < 0.25
+    near = torch.where(small, x, 0)
+    return torch.where(small, near**2 * _excess_series(near), torch.expm1(x) - x)
+
+
+def even_excess(x: Tensor) -> Tensor:
+    r""":math:`g(-|x|)`, twice differentiable at 0 also to autodiff: the square is that of x."""
+    small = x.abs() < 0.25
+    near = torch.where(small, x, 0)
+    return torch.where(small, near**2 * _excess_series(-near.abs()), torch.expm1(-x.abs()) + x.abs())
+
+
+def _excess_series(x: Tensor) -> Tensor:
+    r""":math:`g(x) / x^2`."""
+    return horner([1 / math.factorial(n) for n in range(2, 14 if x.dtype == torch.float64 else 9)], x)
+
+
+def log_gamma(x: Tensor) -> Tensor:
+    """log Γ(x), whose first two derivatives are exact to rounding."""
+    return _LogGamma.apply(x)  # pyright: ignore[reportReturnType]
+
+
+def digamma(x: Tensor) -> Tensor:
+    """ψ(x), whose derivative is exact to rounding."""
+    return x.log() + digamma_excess(x)
+
+
+class _LogGamma(Function):
+    """The logarithm of the gamma function with the library's digamma for derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.lgamma(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad * digamma(ctx.saved_tensors[0])
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return dx * digamma(ctx.saved_tensors[0])
+
+
+def weighted_excess(weight: Tensor, other: Tensor, log_ratio: Tensor) -> Tensor:
+    r""":math:`p\, g(\log q - \log p) = q - p - p \log(q/p)`, also where q is many orders larger than p, or one of them
+    is 0.
+    """
+    impossible = (weight == 0) & (other == 0)
+    x = torch.where(impossible, 0, log_ratio).clamp_max(torch.finfo(log_ratio.dtype).max)
+    return torch.where(x > 1, other - weight - weight * x, weight * excess(x.clamp_max(1)))
+
+
+def log_ratio(x: Tensor, origin: Tensor) -> Tensor:
+    """log(x / origin) to full relative precision, also where the two nearly agree."""
+    relative = (x - origin) / origin
+    near = relative.abs() < 0.5
+    return torch.where(near, torch.log1p(torch.where(near, relative, 0)), torch.log(x / origin))

@@ -44,7 +44,7 @@ def findings(numbers: dict[str, Any]) -> list[Finding]:
             "Divergence of von Mises–Fisher",
             "no closed form; Monte Carlo",
             f"closed form; {kl['num_samples']} plain samples miss it by {kl['plain_relative_error']:.1%} (median), {kl['plain_negative']:.1%} "
-            f"negative; pullback.divergences.MonteCarloKL by {kl['balanced_relative_error']:.1%}, none negative",
+            f"negative; pullback.divergences.monte_carlo_kl by {kl['balanced_relative_error']:.1%}, none negative",
             "there is a closed form on the sphere in space",
         ),
     ]

@@ -49,7 +49,7 @@ def unevenness(steps: Tensor) -> Tensor:
 class SampledKL:
     r"""The plain Monte Carlo divergence that the paper resorts to, the mean of :math:`\log p(x) - \log q(x)` over samples of p.
 
-    It may be negative. `pullback.divergences.MonteCarloKL` cannot, and is far more accurate between neighbours.
+    It may be negative. `pullback.divergences.monte_carlo_kl` cannot, and is far more accurate between neighbours.
     """
 
     num_samples: int = 1000
@@ -64,7 +64,7 @@ def divergence_numbers(decoder: Callable[[Tensor], Distribution], codes: Tensor,
     """How the sampled divergences of neighbouring codes along curves ``(n, frames, 2)`` compare with the closed form."""
     ends = (z.flatten(0, -2).split(_AT_ONCE) for z in (codes[:, :-1], codes[:, 1:]))
     neighbours = [(decoder(a), decoder(b)) for a, b in zip(*ends, strict=True)]
-    estimates = pb.divergences.kl, SampledKL(num_samples), pb.divergences.MonteCarloKL(num_samples)
+    estimates = pb.divergences.kl, SampledKL(num_samples), pb.divergences.monte_carlo_kl(num_samples)
     exact, plain, balanced = (torch.cat([kl(p, q).sum(-1) for p, q in neighbours]) for kl in estimates)
     return {
         "mean": float(exact.mean()),

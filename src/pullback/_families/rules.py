@@ -1,0 +1,342 @@
+r"""What can be known about a family of distributions: open functions, to which every family adds one short rule each.
+
+The rules of a kind of families stand side by side in one file of this folder (`counts`, `categories`, `location_scale`,
+`positive`, `gaussian`, `directional`, `composite`). `fisher` alone makes a metric; the others make it faster, or answer
+further questions.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from pullback._autodiff.torch_internals import has_registered_kl, torch_kl_rule
+from pullback._families.information import Information
+from pullback._families.missing import MissingRuleError
+
+Dual = tuple[Tensor, Tensor]
+
+
+@singledispatch
+def fisher(p: Distribution) -> Information:
+    r"""The Fisher information of `p` on its own family.
+
+    In coordinates :math:`\eta` on the family it is the covariance of the score, and the curvature of the
+    Kullback-Leibler divergence at zero,
+
+    .. math:: I(\eta) = \mathrm{E}_{x \sim p_\eta}[s s^\top], \quad s = \nabla_\eta \log p_\eta(x),
+       \qquad \mathrm{KL}(p_\eta, p_{\eta + u}) = \tfrac12\, u^\top I(\eta)\, u + O(|u|^3),
+
+    the only metric, up to scale, that no sufficient statistic changes (Rao 1945; Amari and Nagaoka, *Methods of
+    Information Geometry*, 2000). Each family chooses its coordinates, named in the docstring of its rule; the metric
+    pulled back to a latent space does not depend on that choice.
+
+    To add a family, register a function that returns an `Information`. The coordinates must be differentiable functions
+    of the distribution's parameters, and the matrix a function of the coordinates alone. For a logistic distribution of
+    your own:
+
+    .. code-block:: python
+
+        @pullback.fisher.register
+        def _(p: Logistic) -> pullback.Information:
+            constants = torch.tensor([1 / 3, (3 + math.pi**2) / 9])
+            eta = torch.stack([p.loc, p.scale], -1)  # I = diag(1/3, (3 + π²)/9) / s² in (μ, s)
+            return pullback.Information.from_matrix(eta, lambda eta: torch.diag_embed(constants / eta[..., 1:] ** 2))
+
+    Args:
+        p: the distribution. Batch dimensions are independent features, each with its own matrix. A distribution without
+        a rule of
+            its own uses that of its nearest base class.
+
+    Returns:
+        The information; its ``matrix`` has shape ``(*batch_shape, k, k)``.
+
+    >>> from torch.distributions import Normal
+    >>> fisher(Normal(torch.tensor(0.0), torch.tensor(0.5))).matrix  # I = diag(1, 2) / σ² in (μ, σ)
+    tensor([[4.0000, 0.0000],
+            [0.0000, 8.0000]])
+    """
+    name = type(p).__name__
+    raise MissingRuleError(
+        f"No Fisher information is registered for {name}. Add it with @pullback.fisher.register on a function "
+        f"`(p: {name}) -> pullback.Information`, or use pullback.ScoreMetric(decoder), which needs only sample and "
+        f"log_prob."
+    )
+
+
+@singledispatch
+def embed(p: Distribution, origin: Distribution | None = None) -> Dual | None:
+    r"""Coordinates of `p` in which the squared chord of its family is a plain product of differences.
+
+    A *dual embedding* of a family is a pair of maps :math:`\phi, \psi` from distributions to vectors with
+
+    .. math:: \mathrm{chord}^2(p, q) = (\phi(q) - \phi(p)) \cdot (\psi(q) - \psi(p)), \qquad I = D\phi^\top D\psi.
+
+    Three classical facts are instances. A family with an isometric Euclidean embedding has :math:`\phi = \psi`
+    (Bernoulli :math:`2\arcsin\sqrt p`, categorical :math:`2\sqrt p`, Poisson :math:`2\sqrt\lambda`). An exponential
+    family has the natural and the mean parameters, and the chord is the Jeffreys divergence. A location-scale family is
+    a hyperbolic plane, and the pair is its hyperboloid in Minkowski space with one factor's sign flipped. The chord
+    agrees with the Fisher-Rao distance to third order, so curves measured by it converge with order two. The default
+    geodesic solver is built on it.
+
+    A few families have a pair only within a subfamily: `StudentT` for fixed degrees of freedom, `Binomial` and
+    `NegativeBinomial` for a fixed total count. Their rules return None where that parameter varies.
+
+    To add a family, register a function of ``(p, origin)``. For an exponential family that is its natural and mean
+    parameters:
+
+    .. code-block:: python
+
+        @pullback.embed.register
+        def _(p: Maxwell, origin=None):
+            return (-1 / p.scale**2)[..., None], 1.5 * (p.scale**2)[..., None]  # of the statistic x²/2
+
+    Args:
+        p: the distribution.
+        origin: a distribution of the same family, of a shape that broadcasts. It changes no chord, only their rounding:
+            the pair is moved so that differences of distributions near the origin do not cancel. Rules may ignore it.
+
+    Returns:
+        The pair, each of shape ``(*batch_shape, m)``, the same tensor twice for a Euclidean embedding; None where there
+        is none.
+
+    >>> from torch.distributions import Poisson
+    >>> embed(Poisson(torch.tensor(9.0)))[0]  # 2 √λ
+    tensor([6.])
+    """
+    return None
+
+
+def fixed(parameter: Tensor, origin: Tensor | None = None) -> bool:
+    """Whether a parameter without a place in the pair is a constant of the model, as far as its values tell.
+
+    It must not vary along the leading dimension, which runs over codes, and must equal that of the origin. Along
+    further dimensions it may vary, because those can be features.
+    """
+    along_codes = parameter.ndim == 0 or bool((parameter == parameter[:1]).all())
+    return along_codes and (origin is None or bool((parameter == origin).all()))
+
+
+def squared_chord(p: Distribution, q: Distribution, num_batch: int) -> Tensor | None:
+    """``chord²(p, q)`` summed over all but the first `num_batch` dimensions, or None if the family has no embedding."""
+    first, second = embed(p, origin=p), embed(q, origin=p)
+    if first is None or second is None:
+        return None
+    chord = (second[0] - first[0]) * (second[1] - first[1])
+    return chord.flatten(num_batch).sum(-1)
+
+
+def rao_distance(p: Distribution, q: Distribution) -> Tensor:
+    r"""The Fisher-Rao distance of two members of the same family, in closed form.
+
+    This is the geodesic distance :math:`\min_c \int \sqrt{\dot c^\top I(c)\, \dot c}\, dt` over all curves c in the
+    family. Some closed forms hold only where one parameter is *known*: equal at both ends, and kept on the way. They
+    are the distance within the subfamily of that parameter, and an upper bound of the distance in the whole family,
+    where a path may change it: `Binomial`, `Multinomial` and `NegativeBinomial` for a known ``total_count``, `StudentT`
+    for a known ``df``, `VonMises` and `VonMisesFisher` for a known ``concentration``. All others are distances in the
+    whole family; that of `MultivariateNormal` is known for some pairs only.
+
+    The distance between *products* of independent features is the root of the sum of squares of the features'
+    distances: wrap the features in `torch.distributions.Independent` to get it.
+
+    Open for registration: ``@pullback.rao_distance.register(MyFamily)`` on a function of ``(p, q)``, with
+    ``known="df"`` if the formula holds for a known parameter ``df`` only.
+
+    Args:
+        p: a distribution.
+        q: another of the same family.
+
+    Returns:
+        The distances, of shape ``batch_shape``.
+
+    >>> from torch.distributions import Poisson
+    >>> rao_distance(Poisson(torch.tensor(4.0)), Poisson(torch.tensor(9.0)))  # 2 |√4 - √9|
+    tensor(2.)
+    """
+    if type(p) is not type(q):
+        raise TypeError(
+            f"rao_distance needs two distributions of the same family, not {type(p).__name__} and {type(q).__name__}."
+        )
+    return _rao_distance(p, q)
+
+
+@singledispatch
+def _rao_distance(p: Distribution, q: Distribution) -> Tensor:
+    raise MissingRuleError(
+        f"No closed-form Fisher-Rao distance is known to the library for {type(p).__name__}. Integrate instead: "
+        "pullback.distance with an identity decoder, or add a formula with @pullback.rao_distance.register."
+    )
+
+
+_KNOWN: dict[type, str] = {}
+
+
+def _register(family: Any, rule: Any = None, *, known: str | None = None) -> Any:
+    if known is not None:
+        _KNOWN[family] = known
+    return _rao_distance.register(family, rule) if rule is not None else _rao_distance.register(family)
+
+
+rao_distance.register = _register
+rao_distance.dispatch = _rao_distance.dispatch
+rao_distance.registry = _rao_distance.registry
+
+
+def known_parameter(p: Distribution) -> str | None:
+    """The parameter that the closed-form distance of this family takes for known, if there is one."""
+    return next((_KNOWN[cls] for cls in type(p).__mro__ if cls in _KNOWN), None)
+
+
+def check_equal(what: str, parameter: str, p: Distribution, q: Distribution) -> None:
+    """Raises where a parameter that a closed form takes for known differs between two members of a family."""
+    first, second = (torch.as_tensor(getattr(r, parameter, 0)) for r in (p, q))
+    if not torch.eq(first, second).all():
+        raise MissingRuleError(
+            f"The {what} of two {type(p).__name__} with different {parameter} has no closed form. Keep {parameter} the "
+            f"same for "
+            "all codes; or measure with pullback.FisherRaoMetric, which lets it vary, or estimate with "
+            "pullback.divergences.monte_carlo_kl(1000)."
+        )
+
+
+@singledispatch
+def natural_and_mean(p: Distribution) -> Dual:
+    r"""The natural parameters and the mean parameters :math:`(\eta, \mu)` of a member of an exponential family.
+
+    They belong to one sufficient statistic T: the density is :math:`h(x) \exp(\eta \cdot T(x) - A(\eta))`, and
+    :math:`\mu = E\,T(x) = \nabla A(\eta)`. Straight lines in :math:`\eta` are geodesics of the *exponential* connection
+    (geometric mixtures), straight lines in :math:`\mu` of the *mixture* connection. Neither keeps lengths, but together
+    they do: :math:`ds^2 = d\eta \cdot d\mu`, :math:`\Delta\eta \cdot \Delta\mu` is the Jeffreys divergence, and
+    Levi-Civita's connection is half-way between the two (Amari and Nagaoka 2000, *Methods of Information Geometry*,
+    chapters 2 and 3). The α-geodesics of `pullback.expmap` and `pullback.exponential` are built on this pair. To add a
+    family, register a function:
+
+    .. code-block:: python
+
+        @pullback.natural_and_mean.register
+        def _(p: Maxwell):
+            return (-1 / p.scale**2)[..., None], 1.5 * (p.scale**2)[..., None]  # of the statistic x²/2
+
+    Args:
+        p: the distribution.
+
+    Returns:
+        The pair, each of shape ``(*batch_shape, m)``.
+
+    >>> from torch.distributions import Exponential
+    >>> natural_and_mean(Exponential(torch.tensor(4.0)))  # -λ and 1/λ
+    (tensor([-4.]), tensor([0.2500]))
+    """
+    raise MissingRuleError(
+        f"{type(p).__name__} has no rule for its natural and mean parameters, so it has no α-connection. If it is an "
+        f"exponential "
+        "family, register a function that returns the pair, each of shape (*batch_shape, m): "
+        "@pullback.natural_and_mean.register. "
+        "Otherwise leave alpha at 0, which needs none."
+    )
+
+
+@singledispatch
+def most_uncertain(p: Distribution) -> Distribution:
+    """The distribution that `p` fades to away from the data: of its family and shape, as uncertain as can be.
+
+    Uniform where the family has such a member (Bernoulli, categorical, Beta, Dirichlet), nearly so on the circle and
+    the sphere (concentration 0.1), and for families of unbounded uncertainty the same place ten times as wide, or a
+    thousandth of the rate. Open for registration: ``@pullback.most_uncertain.register`` on a function ``(p: MyFamily)
+    -> MyFamily``.
+
+    Args:
+        p: the distribution.
+
+    >>> from torch.distributions import Bernoulli
+    >>> most_uncertain(Bernoulli(torch.tensor(0.9))).probs
+    tensor(0.5000)
+    """
+    raise MissingRuleError(_no_fading("most_uncertain", p))
+
+
+@singledispatch
+def blend(p: Distribution, q: Distribution, s: Tensor) -> Distribution:
+    """The distribution with parameters (1 - s) of `p` + s of `q`.
+
+    Probabilities blend as probabilities, whichever way they were given. Open for registration:
+    ``@pullback.blend.register`` on a function ``(p: MyFamily, q, s) -> MyFamily``.
+
+    Args:
+        p: a distribution.
+        q: another of the same family.
+        s: between 0 and 1; broadcasts to ``p.batch_shape``.
+
+    >>> from torch.distributions import Poisson
+    >>> blend(Poisson(torch.tensor(2.0)), Poisson(torch.tensor(4.0)), torch.tensor(0.25)).rate
+    tensor(2.5000)
+    """
+    raise MissingRuleError(_no_fading("blend", p))
+
+
+def _no_fading(function: str, p: object) -> str:
+    name = type(p).__name__
+    return (
+        f"There is no rule that says how {name} becomes uncertain away from the data ({function} is missing). Register "
+        f"@pullback.most_uncertain.register on a function (p: {name}) -> {name} and @pullback.blend.register on (p: "
+        f"{name}, q, s) -> "
+        f"{name}; or use pullback.Extrapolated(decoder, support), which needs neither."
+    )
+
+
+@singledispatch
+def positive_kl(p: Distribution, q: Distribution) -> Tensor:
+    r"""KL(p, q) of two members of one family, of shape ``batch_shape``, written so that nothing cancels.
+
+    For discrete distributions :math:`\sum_i p_i \log(p_i/q_i)` is a difference of nearly equal numbers. Adding
+    :math:`\sum_i (q_i - p_i) = 0` term by term makes every term positive, :math:`p_i\, g(\log q_i - \log p_i)` with
+    :math:`g(x) = e^x - 1 - x`. The rules are also written so that autodiff differentiates them twice and gets the
+    Fisher information: Laplace without a bare absolute value, Gamma, Beta, Dirichlet and Gumbel without torch's
+    trigamma, which is exact to nine digits only. Families without a rule use torch's.
+    """
+    rule = torch_kl_rule(type(p), type(q))
+    if rule is None:
+        raise MissingRuleError(
+            f"No Kullback-Leibler divergence is known for {type(p).__name__} and {type(q).__name__}. Add it with "
+            "torch.distributions.register_kl, or estimate it with "
+            "pullback.divergences.monte_carlo_kl(num_samples=1000)."
+        )
+    return rule(p, q)
+
+
+def best_kl(p: Distribution, q: Distribution) -> Tensor:
+    """KL(p, q) by the most specific rule: the library's wins over torch's for the same class, and over no rule of
+    others.
+    """
+    family = type(p)
+    ours = positive_kl.dispatch(family if family is type(q) else Distribution)
+    base = next(cls for cls in family.__mro__ if positive_kl.registry.get(cls) is ours)
+    return positive_kl.dispatch(Distribution)(p, q) if has_registered_kl(family, base) else ours(p, q)
+
+
+AFFINITY = "Rényi and Hellinger divergence"
+
+
+@singledispatch
+def log_affinity(p: Distribution, q: Distribution, alpha: float) -> Tensor:
+    r""":math:`\log \int p^\alpha q^{1-\alpha}`, of which Rényi and Hellinger divergences are made.
+
+    It is 0 where ``p = q``, and below 0 otherwise if 0 < α < 1. In an exponential family it is a gap of the
+    log-normalizer,
+
+    .. math:: A(\alpha \theta_p + (1 - \alpha) \theta_q) - \alpha A(\theta_p) - (1 - \alpha) A(\theta_q),
+
+    (Nielsen and Nock, "On Rényi and Tsallis entropies and divergences for exponential families", 2011). Families that
+    torch gives natural parameters use that formula; the others have their own, from the parameters that saturate
+    gracefully.
+    """
+    raise MissingRuleError(
+        f"No closed form of Rényi and Hellinger divergences is known to the library for {type(p).__name__}. Use "
+        "pullback.divergences.symmetrized_kl or pullback.divergences.monte_carlo_kl(num_samples=1000), or pass a "
+        "function "
+        "(p, q) -> Tensor of your own."
+    )
