@@ -35,6 +35,7 @@ from pullback._decoders.contract import Decoder, observed
 from pullback._decoders.pullback import pulled_back
 from pullback._decoders.reweighted import Reweighted
 from pullback._decoders.support import Support
+from pullback._families.location_scale import UnitNormal
 from pullback._families.product import Product
 from pullback._families.rules import fisher
 from pullback._typing import Float
