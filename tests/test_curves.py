@@ -14,6 +14,7 @@ from torch.distributions import Bernoulli, Normal
 
 import pullback as pb
 from pullback._curves import steps
+from pullback._curves.curve import PiecewiseCubic
 
 KINDS = [pb.Polyline, pb.CubicSpline]
 
@@ -77,12 +78,40 @@ def wave(n: int = 6, batch: tuple[int, ...] = (3,)) -> Tensor:
 # Curves
 
 
-def test_cubic_spline_is_the_natural_one_of_scipy():
-    points, t = wave(), torch.linspace(0, 1, 37, dtype=torch.float64)
-    expected = interpolate.CubicSpline(np.linspace(0, 1, 6), points.numpy(), axis=1, bc_type="natural")
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 66, 67, 300])
+def test_cubic_spline_is_the_one_of_scipy(n):
+    """Not-a-knot, also of few points and of more than fit the small matrix."""
+    points, t = wave(n), torch.linspace(0, 1, 37, dtype=torch.float64)
+    expected = interpolate.CubicSpline(np.linspace(0, 1, n), points.numpy(), axis=1)
     curve = pb.CubicSpline(points)
-    np.testing.assert_allclose(curve(t), expected(t.numpy()), rtol=0, atol=1e-14)
-    np.testing.assert_allclose(curve.velocity(t), expected(t.numpy(), 1), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(curve(t), expected(t.numpy()), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(curve.velocity(t), expected(t.numpy(), 1), rtol=0, atol=1e-11)
+
+
+def test_long_splines_take_memory_in_proportion():
+    """A hundred thousand points: a matrix of their size would take 80 GB."""
+    t = torch.linspace(0, 1, 100_001, dtype=torch.float64)[:, None]
+    curve = pb.CubicSpline(torch.cat([t.sin(), t**3], -1))
+    torch.testing.assert_close(curve.velocity(0.25), torch.tensor([np.cos(0.25), 3 / 16]), rtol=1e-9, atol=0)
+
+
+def test_one_curve_may_hold_splines_and_polylines():
+    points, straight = wave(7), torch.tensor([True, False, True])
+    curve, t = PiecewiseCubic.mixed(points, straight), torch.rand(20, dtype=torch.float64)
+    for method in (pb.Curve.__call__, pb.Curve.velocity):
+        name = method.__name__
+        pick = [getattr(kind(points), name)(t) for kind in (pb.Polyline, pb.CubicSpline)]
+        expected = torch.where(straight[:, None, None], *pick)
+        torch.testing.assert_close(getattr(curve, name)(t), expected)
+    assert curve.is_polyline.tolist() == straight.tolist()
+    assert curve[1:].is_polyline.tolist() == [False, True]
+    assert curve.constant_speed(Flat()).is_polyline.tolist() == straight.tolist()
+
+
+def test_parameters_may_be_numbers_lists_and_arrays():
+    curve = pb.CubicSpline(wave())
+    assert torch.equal(curve(0.5), curve(torch.tensor([0.5]))[:, 0])
+    assert torch.equal(curve([0.0, 0.5]), curve(np.array([0.0, 0.5])))
 
 
 def test_polyline_interpolates_linearly():
@@ -339,8 +368,6 @@ def test_wrong_input_gets_a_sentence():
         pb.Polyline(torch.zeros(1, 2))
     with pytest.raises(ValueError, match="n >= 2"):
         pb.energy(Flat(), torch.zeros(2))
-    with pytest.raises(ValueError, match=r"Use t\.reshape\(1\)"):
-        pb.Polyline(torch.zeros(3, 2))(torch.tensor(0.5))
     with pytest.raises(ValueError, match="even num_segments"):
         pb.energy(Flat(), torch.zeros(4, 2), extrapolate=True)
     with pytest.raises(ValueError, match="at least 1"):

@@ -34,8 +34,7 @@ def measured(metric, curve):
 def test_paths_past_sharp_walls_are_shown_as_they_were_measured(paths):
     """Also on chords much finer than those of the solver; the spline through the same nodes swings into the walls."""
     metric, path = paths
-    assert path.curve.cornered is not None
-    assert path.curve.cornered.any()
+    assert path.curve.is_polyline.any()
     energy, length = measured(metric, path.curve)
     torch.testing.assert_close(energy, path.energy, rtol=0.05, atol=0)
     torch.testing.assert_close(length, path.length, rtol=0.01, atol=0)
@@ -119,14 +118,3 @@ def dense(model):
     full[:, i[:-1], i[1:]] = model.upper
     full[:, i[1:], i[:-1]] = model.upper.mT
     return full.transpose(2, 3).reshape(B, n * d, n * d)
-
-
-def test_cornered_curves_of_a_batch_are_polylines_and_the_others_splines():
-    points, t = zigzag(), torch.rand(50, dtype=DOUBLE)
-    both = pb.CubicSpline(points, torch.tensor([True, False]))
-    line, spline = pb.Polyline(points), pb.CubicSpline(points)
-    for one, other, k in ((both(t), line(t), 0), (both(t), spline(t), 1)):
-        torch.testing.assert_close(one[k], other[k], rtol=0, atol=0)
-    torch.testing.assert_close(both.velocity(t)[0], line.velocity(t)[0], rtol=0, atol=0)
-    torch.testing.assert_close(both[0](t), line[0](t), rtol=0, atol=0)
-    torch.testing.assert_close(both[1:](t), spline[1:](t), rtol=0, atol=0)

@@ -1,8 +1,8 @@
 r"""Curves in the latent space, and how long they are.
 
-A curve is a map :math:`c: [0, 1] \to Z`. Both curves here are known by their values at the uniform parameters
-:math:`t_i = i / (n - 1)` and are linear in them, so a whole batch of curves is evaluated by one product with a matrix of weights:
-`Polyline` interpolates linearly, `CubicSpline` by the natural cubic spline.
+A curve is a map :math:`c: [0, 1] \to Z`. The curves here are cubic between their values at the uniform parameters
+:math:`t_i = i / (n - 1)`: `Polyline` joins them by straight pieces, `CubicSpline` by the not-a-knot cubic spline, and
+`PiecewiseCubic` by cubics with given slopes, so that a batch can hold curves of both kinds.
 
 Energy and length need nothing of a metric but its squared steps,
 
@@ -15,19 +15,22 @@ order four after one Richardson extrapolation, which reuses the decoded points.
 from __future__ import annotations
 
 import abc
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import numpy as np
 import torch
-from scipy import interpolate
 from torch import Tensor
 
+from pullback._curves.speed import equal_spacing
 from pullback._curves.steps import safe_sqrt, squared_steps
 from pullback._metrics.base import Metric
+from pullback._numerics import spline
 from pullback._typing import Bool, Float
+
+Parameters = Tensor | np.ndarray | Sequence[float] | float
 
 
 class Curve(abc.ABC):
@@ -63,7 +66,7 @@ class Curve(abc.ABC):
 
 @dataclass(frozen=True, eq=False)
 class _Interpolant(Curve):
-    """A curve that is linear in its values ``points`` at n uniform parameters (abstract)."""
+    """A curve that is cubic between its values ``points`` at n uniform parameters (abstract)."""
 
     points: Float[Tensor, "*batch n d"]
 
@@ -75,12 +78,8 @@ class _Interpolant(Curve):
             )
 
     @abc.abstractmethod
-    def _value(self, i: Tensor, w: Tensor) -> Tensor:
-        """Points at ``t = (i + w) / (n - 1)``."""
-
-    @abc.abstractmethod
-    def _slope(self, i: Tensor, w: Tensor) -> Tensor:
-        """Derivatives in t there."""
+    def piece_slopes(self) -> tuple[Tensor, Tensor]:
+        """The derivatives at both ends of every piece, by its own parameter from 0 to 1, each ``(*batch, n - 1, d)``."""
 
     @property
     def begin(self) -> Float[Tensor, "*batch d"]:
@@ -99,19 +98,22 @@ class _Interpolant(Curve):
     def num_pieces(self) -> int:
         return self.points.shape[-2] - 1
 
-    def __call__(self, t: Float[Tensor, "*t m"]) -> Float[Tensor, "*batch m d"]:
-        return self._value(*self._locate(t))
+    def __call__(self, t: Parameters) -> Tensor:
+        """Points at the parameters ``t``: the same ``(m,)`` for all curves, or ``(*batch, m)``; a number for one point."""
+        return self._at(t, derivative=False)
 
-    def velocity(self, t: Float[Tensor, "*t m"]) -> Float[Tensor, "*batch m d"]:
-        """The derivative in t, exact; at a corner of a polyline, that of the piece after it."""
-        return self._slope(*self._locate(t))
+    def velocity(self, t: Parameters) -> Tensor:
+        """The derivative in t, exact; at a corner, that of the piece after it."""
+        return self.num_pieces * self._at(t, derivative=True)
 
     def __getitem__(self, index: Any) -> Self:
         """The curves at an index of the batch."""
         index = index if isinstance(index, tuple) else (index,)
         return replace(self, points=self.points[(*index, ..., slice(None), slice(None))])
 
-    def constant_speed(self, metric: Metric, *, num_points: int | None = None, num_segments: int | None = None) -> Self:
+    def constant_speed(
+        self, metric: Metric, *, num_points: int | None = None, num_segments: int | None = None
+    ) -> _Interpolant:
         r"""The same route at constant speed: a curve through points of this one that are equally spaced in arc length.
 
         The arc length :math:`s(t)` is summed over `num_segments` steps and inverted by linear interpolation. The points are
@@ -127,44 +129,46 @@ class _Interpolant(Curve):
             steps = safe_sqrt(squared_steps(metric, _nodes(self, num_segments, at_least=1024))[0])
             t = equal_spacing(steps, num_points)
         begin, inner, end = self.points[..., :1, :], self(t)[..., 1:-1, :], self.points[..., -1:, :]
-        return replace(self, points=torch.cat([begin, inner, end], dim=-2))
+        return self._through(torch.cat([begin, inner, end], dim=-2))
 
-    def _locate(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The piece each t lies in, and where in it, 0 to 1."""
+    def _through(self, points: Tensor) -> _Interpolant:
+        """A curve of the same kind through other points."""
+        return replace(self, points=points)
+
+    def _at(self, t: Parameters, derivative: bool) -> Tensor:
+        t = torch.as_tensor(t, dtype=self.points.dtype, device=self.points.device)
         if t.ndim == 0:
-            raise ValueError("Curve parameters have shape (m,) or (*batch, m); got a scalar. Use t.reshape(1).")
-        x = t.to(self.points) * self.num_pieces
+            return self._at(t[None], derivative)[..., 0, :]
+        x = t * self.num_pieces
         i = x.detach().floor().long().clamp(0, self.num_pieces - 1)
-        return i, x - i
+        u, v = (spline.at(slope, i) for slope in self.piece_slopes())
+        p, q = spline.at(self.points, i), spline.at(self.points, i + 1)
+        return spline.hermite(p, q, u, v, (x - i)[..., None], derivative=derivative)
 
 
 @dataclass(frozen=True, eq=False)
 class Polyline(_Interpolant):
-    """Straight pieces between ``points`` of shape ``(*batch, n, d)``, one piece for each ``1 / (n - 1)`` of the parameter."""
+    """Straight pieces between ``points`` of shape ``(*batch, n, d)``, one for each ``1 / (n - 1)`` of the parameter.
 
-    def _value(self, i: Tensor, w: Tensor) -> Tensor:
-        return torch.lerp(self._point(i), self._point(i + 1), w[..., None])
+    >>> pb.Polyline(torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 2.0]]))(0.75)
+    tensor([1., 1.])
+    """
 
-    def _slope(self, i: Tensor, w: Tensor) -> Tensor:
-        return (self._point(i + 1) - self._point(i)) * self.num_pieces
-
-    def _point(self, i: Tensor) -> Tensor:
-        return self.points[..., i, :] if i.ndim == 1 else self.points.take_along_dim(i[..., None], dim=-2)
+    def piece_slopes(self) -> tuple[Tensor, Tensor]:
+        steps = self.points.diff(dim=-2)
+        return steps, steps
 
 
 @dataclass(frozen=True, eq=False)
 class CubicSpline(_Interpolant):
-    r"""The natural cubic spline through ``points`` of shape ``(*batch, n, d)``: C², with no curvature at its ends.
+    r"""The cubic spline through ``points`` of shape ``(*batch, n, d)``: C², not-a-knot at its ends, of order four throughout.
 
-    With the second derivatives :math:`S''_i` at the knots (a constant matrix times the points) and :math:`h = 1/(n-1)`, the piece
-    from knot i is :math:`(1-w)\,p_i + w\,p_{i+1} + \tfrac{h^2}{6}\left[((1-w)^3 - (1-w))\,S''_i + (w^3 - w)\,S''_{i+1}\right]`:
-    exact at the knots in floating point (de Boor 1978, *A Practical Guide to Splines*, chapter IV).
+    See de Boor 1978, *A Practical Guide to Splines*, chapter IV. Costs O(n) time and memory.
 
-    Curves of a batch that are `cornered` keep straight pieces between their points instead, as in a `Polyline`: a spline
-    swings past the corners of a path that leans on walls, and into them.
+    >>> t = torch.linspace(0, 1, 9)[:, None]
+    >>> pb.CubicSpline(t**3).velocity(1.0)
+    tensor([3.0000])
     """
-
-    cornered: Bool[Tensor, "*batch"] | None = None  # None for none of them
 
     @classmethod
     def through(cls, points: Float[Tensor, "*batch m d"], *, num_knots: int | None = None) -> CubicSpline:
@@ -183,42 +187,56 @@ class CubicSpline(_Interpolant):
         w = torch.linspace(0, 1, num_knots, dtype=a.dtype, device=a.device)[:, None]
         return cls(torch.lerp(a[..., None, :], b[..., None, :], w))
 
-    def _value(self, i: Tensor, w: Tensor) -> Tensor:
-        eye, bend, h, u, w = *self._matrices(), 1 / self.num_pieces, (1 - w)[..., None], w[..., None]
-        bent = (u**3 - u) * bend[i] + (w**3 - w) * bend[i + 1]
-        return self._unless_cornered(
-            (u * eye[i] + w * eye[i + 1] + h**2 / 6 * bent) @ self.points, Polyline._value, i, w[..., 0]
+    def piece_slopes(self) -> tuple[Tensor, Tensor]:
+        slopes = spline.slopes(self.points)
+        return slopes[..., :-1, :], slopes[..., 1:, :]
+
+
+@dataclass(frozen=True, eq=False)
+class PiecewiseCubic(_Interpolant):
+    """Cubic pieces between ``points``, with given slopes at both ends of every piece.
+
+    A spline has equal slopes on both sides of a point, a polyline the same slope at both ends of a piece. Shortest paths are
+    returned as such a curve: most are splines, and those along sharp walls are polylines, because a spline would swing past
+    the corners and into the wall.
+
+    Attributes:
+        points: values at n uniform parameters.
+        slopes: derivatives at the begin and at the end of each piece, by its own parameter from 0 to 1.
+    """
+
+    slopes: Float[Tensor, "*batch m 2 d"]
+
+    @classmethod
+    def mixed(cls, points: Float[Tensor, "*batch n d"], straight: Bool[Tensor, "*batch"] | None) -> PiecewiseCubic:
+        """Polylines where `straight` is true, splines elsewhere."""
+        slopes = torch.stack(CubicSpline(points).piece_slopes(), -2)
+        if straight is not None and straight.any():
+            chords = torch.stack(Polyline(points).piece_slopes(), -2)
+            slopes = torch.where(straight[..., None, None, None], chords, slopes)
+        return cls(points, slopes)
+
+    @property
+    def is_polyline(self) -> Bool[Tensor, "*batch"]:
+        """Which curves of the batch are made of straight pieces."""
+        return (self.slopes == self.points.diff(dim=-2)[..., None, :]).flatten(-3).all(-1)
+
+    def piece_slopes(self) -> tuple[Tensor, Tensor]:
+        return self.slopes[..., 0, :], self.slopes[..., 1, :]
+
+    def flatten(self) -> PiecewiseCubic:
+        """The same curves in a batch of one dimension."""
+        return PiecewiseCubic(
+            self.points.reshape(-1, *self.points.shape[-2:]), self.slopes.reshape(-1, *self.slopes.shape[-3:])
         )
 
-    def _slope(self, i: Tensor, w: Tensor) -> Tensor:
-        eye, bend, h, u, w = *self._matrices(), 1 / self.num_pieces, (1 - w)[..., None], w[..., None]
-        bent = (1 - 3 * u**2) * bend[i] + (3 * w**2 - 1) * bend[i + 1]
-        return self._unless_cornered(
-            ((eye[i + 1] - eye[i]) / h + h / 6 * bent) @ self.points, Polyline._slope, i, w[..., 0]
-        )
-
-    def __getitem__(self, index: Any) -> Self:
+    def __getitem__(self, index: Any) -> PiecewiseCubic:
         index = index if isinstance(index, tuple) else (index,)
-        points = self.points[(*index, ..., slice(None), slice(None))]
-        return replace(self, points=points, cornered=None if self.cornered is None else self.cornered[index])
+        slopes = self.slopes[(*index, ..., slice(None), slice(None), slice(None))]
+        return PiecewiseCubic(self.points[(*index, ..., slice(None), slice(None))], slopes)
 
-    def _unless_cornered(self, smooth: Tensor, straight: Callable[..., Tensor], i: Tensor, w: Tensor) -> Tensor:
-        if self.cornered is None:
-            return smooth
-        return torch.where(self.cornered[..., None, None], straight(Polyline(self.points), i, w), smooth)
-
-    def _matrices(self) -> tuple[Tensor, Tensor]:
-        return _knot_matrices(self.points.shape[-2], self.points.dtype, self.points.device)
-
-
-@functools.lru_cache(maxsize=64)
-def _knot_matrices(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What takes the values at n uniform knots to themselves and to the second derivatives of their natural spline."""
-    with torch.inference_mode(False):  # a cached inference tensor could never be differentiated through again
-        t = torch.linspace(0, 1, n, dtype=torch.float64).numpy()
-        eye = torch.eye(n, dtype=torch.float64)
-        bend = torch.from_numpy(interpolate.CubicSpline(t, eye.numpy(), bc_type="natural")(t, 2))
-        return eye.to(dtype=dtype, device=device), bend.to(dtype=dtype, device=device)
+    def _through(self, points: Tensor) -> _Interpolant:
+        return PiecewiseCubic.mixed(points, self.is_polyline)
 
 
 def energy(
@@ -235,7 +253,7 @@ def energy(
 
     Args:
         metric: what measures the steps.
-        curve: a curve, or points ``(*batch, n, d)`` at uniform parameters.
+        curve: a curve, a `Geodesic`, or points ``(*batch, n, d)`` at uniform parameters.
         num_segments: T. By default n - 1 for points, and at least 256 for a curve.
         extrapolate: combines T and T/2 segments to order four: ``(4 E_T - E_{T/2}) / 3``. T must be even.
     """
@@ -249,7 +267,7 @@ def length(
     num_segments: int | None = None,
     extrapolate: bool = False,
 ) -> Float[Tensor, "*batch"]:
-    r"""The length :math:`\int_0^1 \sqrt{\langle \dot c, \dot c\rangle}\, dt`, the same for every parametrisation of the route.
+    r"""The length :math:`\int_0^1 \sqrt{\langle \dot c, \dot c\rangle}\, dt`, the same for every parametrization of the route.
 
     Computed as :math:`\sum_i \sqrt{\mathrm{ds}^2(c(t_i), c(t_{i+1}))}`, of order two. (Arvanitidis et al. 2022 print the root of the sum,
     which tends to zero as the curve is refined.) Arguments as for `energy`.
@@ -257,7 +275,13 @@ def length(
     return _measure(metric, curve, num_segments, extrapolate, lambda ds2: safe_sqrt(ds2).sum(-1))
 
 
-def _measure(metric, curve, num_segments, extrapolate, total) -> Tensor:
+def _measure(
+    metric: Metric,
+    curve: Curve | Tensor,
+    num_segments: int | None,
+    extrapolate: bool,
+    total: Callable[[Tensor], Tensor],
+) -> Tensor:
     nodes = _nodes(curve, num_segments)
     if not extrapolate:
         return total(*squared_steps(metric, nodes))
@@ -271,10 +295,9 @@ def _measure(metric, curve, num_segments, extrapolate, total) -> Tensor:
 
 def _nodes(curve: Curve | Tensor, num_segments: int | None, at_least: int = 256) -> Tensor:
     """The points between which a curve is measured; by default they include all its knots."""
-    if isinstance(curve, Tensor):
-        if num_segments is None:
-            return Polyline(curve).points
-        curve = Polyline(curve)
+    if isinstance(curve, Tensor) and num_segments is None:
+        return Polyline(curve).points
+    curve = Polyline(curve) if isinstance(curve, Tensor) else curve
     if num_segments is None:
         num_segments = 2 * curve.num_pieces * math.ceil(at_least / 2 / curve.num_pieces)
     if num_segments < 1:
@@ -282,18 +305,3 @@ def _nodes(curve: Curve | Tensor, num_segments: int | None, at_least: int = 256)
     if isinstance(curve, _Interpolant) and num_segments == curve.num_pieces:
         return curve.points
     return curve.resample(num_segments + 1)
-
-
-def equal_spacing(steps: Float[Tensor, "*batch m"], n: int) -> Float[Tensor, "*batch n"]:
-    """The n parameters in [0, 1] that cut a curve into equally long parts, given the lengths of its m uniform segments.
-
-    Segments of no length are passed over in no time; a curve of no length is cut uniformly.
-    """
-    resolution = torch.finfo(steps.dtype)
-    steps = steps + resolution.eps * steps.mean(-1, keepdim=True) + resolution.tiny
-    s = torch.nn.functional.pad(steps.cumsum(-1), (1, 0))
-    s = s / s[..., -1:]
-    u = torch.linspace(0, 1, n, dtype=s.dtype, device=s.device).expand(*s.shape[:-1], n).contiguous()
-    i = (torch.searchsorted(s, u, right=True) - 1).clamp(0, steps.shape[-1] - 1)
-    before, after = s.gather(-1, i), s.gather(-1, i + 1)
-    return (i + (u - before) / (after - before)) / steps.shape[-1]

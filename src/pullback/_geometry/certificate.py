@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._curves.curve import CubicSpline, length
+from pullback._curves.curve import CubicSpline, PiecewiseCubic, length
 from pullback._decoders.contract import decode, observed, unvalidated
 from pullback._families.lower_bound import lower_bound
 from pullback._geometry.distance import discretised, stationary
@@ -84,8 +84,7 @@ def certify(metric: Metric, geodesic: Geodesic) -> Certificate:
     """
     points, batch = geodesic.curve.points.detach(), geodesic.length.shape
     paths, levels = points.reshape(-1, *points.shape[-2:]), geodesic.num_segments.reshape(-1)
-    cornered = geodesic.curve.cornered
-    curves = CubicSpline(paths, None if cornered is None else cornered.reshape(-1))
+    curves = geodesic.curve.flatten()
     lower, upper = torch.zeros_like(paths[:, 0, 0]), torch.full_like(paths[:, 0, 0], torch.inf)
     strict = torch.zeros_like(levels, dtype=torch.bool)
     known = torch.isfinite(geodesic.energy.reshape(-1)).nonzero()[:, 0]
@@ -98,7 +97,7 @@ def certify(metric: Metric, geodesic: Geodesic) -> Certificate:
     return Certificate(lower.reshape(batch), upper.reshape(batch), geodesic.error, strict.reshape(batch))
 
 
-def _upper(metric: Metric, curve: CubicSpline) -> Tensor:
+def _upper(metric: Metric, curve: PiecewiseCubic) -> Tensor:
     """Length of the curves, rounded up: chords of a Euclidean embedding are too short, others too long."""
     n = curve.num_pieces
     num_segments = 4 * n * -(-_MEASURED_ON // (4 * n))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pullback._curves.curve import CubicSpline, Curve
+from pullback._curves.curve import Curve, Parameters, PiecewiseCubic
 from pullback._curves.steps import squared_steps
 from pullback._decoders.contract import unvalidated
 from pullback._decoders.support import Support
@@ -26,12 +26,12 @@ _START_POINTS = 257
 
 
 @dataclass(frozen=True, eq=False)
-class Geodesic:
+class Geodesic(Curve):
     """Shortest paths for a batch of pairs, and what is known about them. Tensors have the shape ``(*batch,)`` of the pairs.
 
     **Attributes:**
 
-    - `curve`: the paths, callable on parameters in [0, 1] (a `CubicSpline`, whose `cornered` ones run past sharp walls in straight pieces).
+    - `curve`: the paths, callable on parameters in [0, 1]: cubic splines, except for polylines past sharp walls.
     - `energy`, `length`: of the paths; ``energy = length²`` on a geodesic up to `error`.
     - `error`: estimate of the relative error of `length` as a distance in its valley (resolution and extrapolation).
     - `status`: one `Status` per curve; `messages` has them as sentences, `converged` as truth values.
@@ -43,7 +43,7 @@ class Geodesic:
       counts 1 + d).
     """
 
-    curve: CubicSpline
+    curve: PiecewiseCubic
     energy: Float[Tensor, "*batch"]
     length: Float[Tensor, "*batch"]
     error: Float[Tensor, "*batch"]
@@ -54,6 +54,26 @@ class Geodesic:
     num_segments: Int[Tensor, "*batch"]
     num_calls: int
     num_decoded: int
+
+    @property
+    def begin(self) -> Float[Tensor, "*batch d"]:
+        return self.curve.begin
+
+    @property
+    def end(self) -> Float[Tensor, "*batch d"]:
+        return self.curve.end
+
+    @property
+    def num_pieces(self) -> int:
+        return self.curve.num_pieces
+
+    def __call__(self, t: Parameters) -> Tensor:
+        """Points of the paths, as ``path.curve(t)``."""
+        return self.curve(t)
+
+    def velocity(self, t: Parameters) -> Tensor:
+        """Velocities along the paths, as ``path.curve.velocity(t)``."""
+        return self.curve.velocity(t)
 
     @property
     def converged(self) -> Bool[Tensor, "*batch"]:
@@ -108,9 +128,9 @@ def geodesic(
     support = _known_support(metric) if support is None else support
     leaves = None if support is None else _leaves(support, best.nodes).reshape(batch)
     return Geodesic(
-        curve=CubicSpline(
+        curve=PiecewiseCubic.mixed(
             best.nodes.reshape(*batch, *best.nodes.shape[1:]),
-            None if best.cornered is None else best.cornered.reshape(batch),
+            None if best.straight is None else best.straight.reshape(batch),
         ),
         energy=best.energy.reshape(batch),
         length=best.length.reshape(batch),
@@ -219,12 +239,12 @@ def _best(solutions: list[Solution]) -> Solution:
 
 
 def _refined(solution: Solution, num_segments: int) -> Solution:
-    """The same curves on more nodes, with the `cornered` ones marked."""
+    """The same curves on more nodes, with those of straight pieces marked."""
     factor = num_segments // (solution.nodes.shape[1] - 1)
     smooth, off = refine(solution.nodes, factor), torch.zeros_like(solution.strict)
-    cornered = off if solution.cornered is None else solution.cornered
-    nodes = torch.where(cornered[:, None, None], lerp_nodes(solution.nodes, factor), smooth)
-    return replace(solution, nodes=nodes, cornered=cornered)
+    straight = off if solution.straight is None else solution.straight
+    nodes = torch.where(straight[:, None, None], lerp_nodes(solution.nodes, factor), smooth)
+    return replace(solution, nodes=nodes, straight=straight)
 
 
 def _known_support(metric: Metric) -> Support | None:

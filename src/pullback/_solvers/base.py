@@ -78,7 +78,9 @@ class Solution:
     num_segments: Int[Tensor, " B"]
     num_calls: int
     num_decoded: int
-    cornered: Bool[Tensor, " B"] | None = None  # curves of straight pieces between their nodes; the others are splines
+    straight: Bool[Tensor, " B"] | None = (
+        None  # which curves are straight pieces between their nodes; others are splines
+    )
 
 
 class Solver(abc.ABC):

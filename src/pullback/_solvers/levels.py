@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pullback._curves.curve import Polyline, equal_spacing
+from pullback._curves.curve import Polyline
+from pullback._curves.speed import equal_spacing
 from pullback._numerics.rows import concatenate, take
 from pullback._numerics.spline import refine
 from pullback._solvers.base import Solution, Status
@@ -199,7 +200,7 @@ def assemble(done: list[Paths], discrete: DiscreteEnergy) -> Solution:
         )  # of as many resolutions as there are levels; the best paths are what counts
     order = torch.cat([paths.index for paths in done]).argsort()
     paths = take(join(done), order)
-    cornered = ~paths.smooth & torch.isfinite(paths.energy)
+    straight = ~paths.smooth & torch.isfinite(paths.energy)
     return Solution(
         nodes=paths.best,
         energy=paths.energy,
@@ -211,7 +212,7 @@ def assemble(done: list[Paths], discrete: DiscreteEnergy) -> Solution:
         num_segments=torch.cat(levels)[order],
         num_calls=discrete.work.num_calls,
         num_decoded=discrete.work.num_decoded,
-        cornered=cornered if cornered.any() else None,
+        straight=straight if straight.any() else None,
     )
 
 

@@ -25,7 +25,8 @@ from scipy import sparse
 from scipy.spatial import KDTree
 from torch import Tensor
 
-from pullback._curves.curve import Polyline, equal_spacing
+from pullback._curves.curve import Polyline
+from pullback._curves.speed import equal_spacing, mixed_steps
 from pullback._curves.steps import safe_sqrt, squared_steps
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric
@@ -223,13 +224,7 @@ def break_ties(lengths: np.ndarray, euclidean: np.ndarray) -> np.ndarray:
 def _resample(corners: Tensor, steps: Tensor, n: int) -> Tensor:
     """Points equally spaced in a mixture of the Riemannian lengths ``steps`` and the Euclidean lengths."""
     euclidean = (corners[:, 1:] - corners[:, :-1]).norm(dim=-1)
-    mixed = (1 - _EUCLIDEAN_SHARE) * _shares(steps) + _EUCLIDEAN_SHARE * _shares(euclidean)
-    return Polyline(corners)(equal_spacing(mixed, n))
-
-
-def _shares(steps: Tensor) -> Tensor:
-    total = steps.sum(-1, keepdim=True)
-    return torch.where(total > 0, steps / total, 0)
+    return Polyline(corners)(equal_spacing(mixed_steps(steps, euclidean, _EUCLIDEAN_SHARE), n))
 
 
 def _probe(metric: Metric, nodes: Tensor, pairs: np.ndarray) -> np.ndarray:
