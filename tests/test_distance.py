@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Gamma, Normal, Poisson
 
 import pullback as pb
+from helpers import Given
 from problems import PROBLEMS
 from pullback._geometry import distance as _distance
-from pullback._solvers.base import Solution, Solver, Status
+from pullback._solvers.base import Status
 
 DOUBLE = torch.float64
 NORMAL, SIMPLEX, SPHERE, LINEAR = (PROBLEMS[i] for i in (3, 5, 7, 9))
@@ -30,30 +29,6 @@ def live(problem, n: int) -> tuple[Tensor, Tensor]:
 
 def gradients(value: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(value.sum(), inputs)
-
-
-@dataclass(frozen=True)
-class Given(Solver):
-    """Returns a prepared path with a prepared status."""
-
-    nodes: Tensor
-    status: int = Status.CONVERGED
-
-    def solve(self, metric: pb.Metric, nodes: Tensor) -> Solution:
-        energy, length = pb.energy(metric, self.nodes), pb.length(metric, self.nodes)
-        count = torch.ones_like(energy, dtype=torch.long)
-        return Solution(
-            nodes=self.nodes,
-            energy=energy,
-            length=length,
-            error=0 * energy,
-            status=self.status * count,
-            strict=count > 0,
-            num_steps=count,
-            num_segments=(self.nodes.shape[1] - 1) * count,
-            num_calls=1,
-            num_decoded=1,
-        )
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Gamma, Normal
 
 import pullback as pb
+from helpers import Given
 from problems import PROBLEMS
-from pullback._solvers.base import Solution, Solver, Status
+from pullback._solvers.base import Status
 
 DOUBLE = torch.float64
 NORMAL, SIMPLEX, SPHERE, LINEAR = (PROBLEMS[i] for i in (3, 5, 7, 9))
@@ -28,34 +29,10 @@ def network(seed: int = 3) -> nn.Module:
     return nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 10)).double().requires_grad_(False)
 
 
-@dataclass(frozen=True)
-class Given(Solver):
-    """Returns a prepared path with a prepared status."""
-
-    nodes: Tensor
-    status: int = Status.CONVERGED
-
-    def solve(self, metric: pb.Metric, nodes: Tensor) -> Solution:
-        energy, length = pb.energy(metric, self.nodes), pb.length(metric, self.nodes)
-        count = torch.ones_like(energy, dtype=torch.long)
-        return Solution(
-            nodes=self.nodes,
-            energy=energy,
-            length=length,
-            error=0 * energy,
-            status=self.status * count,
-            strict=count > 0,
-            num_steps=count,
-            num_segments=16 * count,
-            num_calls=1,
-            num_decoded=1,
-        )
-
-
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_closed_forms(problem):
     a, b = problem.points(6), problem.points(6)
-    log = pb.logarithm(problem.metric, a, b)
+    log = pb.logarithm(problem.metric, a, b, rtol=1e-10)
     assert log.converged.all()
     torch.testing.assert_close(log.velocity, exact_logarithm(problem, a, b), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(log.distance, problem.distance(a, b), rtol=1e-10, atol=0)
@@ -67,13 +44,24 @@ def test_closed_forms(problem):
 def test_exponential_and_logarithm_are_inverse(problem):
     """Up to distance 2, both ways."""
     a, b = problem.points(4), problem.points(4)
-    v = pb.logmap(problem.metric, a, b)
+    v = pb.logmap(problem.metric, a, b, rtol=1e-10)
     v = v * (2 / problem.metric.norm(a, v)).clamp_max(1)[:, None]
     end = pb.expmap(problem.metric, a, v)
-    torch.testing.assert_close(pb.logmap(problem.metric, a, end), v, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(pb.logmap(problem.metric, a, end, rtol=1e-10), v, rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(
-        pb.expmap(problem.metric, a, pb.logmap(problem.metric, a, end)), end, rtol=1e-7, atol=1e-7
+        pb.expmap(problem.metric, a, pb.logmap(problem.metric, a, end, rtol=1e-10)), end, rtol=1e-7, atol=1e-7
     )
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_three_digits_by_default(problem):
+    a, b = problem.points(6), problem.points(6)
+    log = pb.logarithm(problem.metric, a, b)
+    assert log.converged.all()
+    exact = exact_logarithm(problem, a, b)
+    off = (log.velocity - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert (off <= 1e-3).all()
+    assert (off <= 3 * log.error + 1e-9).all()
 
 
 @pytest.mark.parametrize(
@@ -89,7 +77,7 @@ def test_decoders(family):
     model = network()
     metric = pb.FisherRaoMetric(lambda z: family(model(z)))
     a, b = torch.randn(2, 6, 2, dtype=DOUBLE)
-    log = pb.logarithm(metric, a, b)
+    log = pb.logarithm(metric, a, b, rtol=1e-8)
     assert log.converged.all()
     torch.testing.assert_close(pb.expmap(metric, a, log.velocity), b, rtol=1e-6, atol=1e-6)
     with torch.no_grad():
@@ -100,7 +88,7 @@ def test_decoders(family):
 def test_it_is_minus_half_the_gradient_of_the_squared_distance():
     a, b = NORMAL.points(3).requires_grad_(), NORMAL.points(3)
     (gradient,) = torch.autograd.grad(pb.squared_distance(NORMAL.metric, a, b).sum(), a)
-    lowered = (NORMAL.metric.tensor(a.detach()) @ pb.logmap(NORMAL.metric, a.detach(), b)[..., None])[..., 0]
+    lowered = (NORMAL.metric.tensor(a.detach()) @ pb.logmap(NORMAL.metric, a.detach(), b, rtol=1e-8)[..., None])[..., 0]
     torch.testing.assert_close(-0.5 * gradient, lowered, rtol=1e-6, atol=1e-6)
 
 
@@ -117,7 +105,7 @@ def test_ignored_dimensions_are_reached_too():
     metric = pb.EuclideanMetric(lambda z: SPHERE.metric.decoder((z @ turn)[..., :2]))
     seen = SPHERE.points(4), SPHERE.points(4)
     a, b = (torch.cat([x, torch.randn(4, 1, dtype=DOUBLE)], -1) for x in seen)
-    log = pb.logarithm(metric, a @ turn.T, b @ turn.T)
+    log = pb.logarithm(metric, a @ turn.T, b @ turn.T, rtol=1e-8)
     found = log.velocity @ turn
     torch.testing.assert_close(found[:, :2], exact_logarithm(SPHERE, *seen), rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(found[:, 2], (b - a)[:, 2], rtol=1e-7, atol=1e-7)
@@ -135,16 +123,16 @@ def test_codes_at_no_distance():
 def test_near_codes_are_a_short_step():
     a = NORMAL.points(3)
     v = 1e-5 * torch.randn(3, 2, dtype=DOUBLE)
-    log = pb.logarithm(NORMAL.metric, a, pb.expmap(NORMAL.metric, a, v))
+    log = pb.logarithm(NORMAL.metric, a, pb.expmap(NORMAL.metric, a, v), rtol=1e-8)
     assert log.converged.all()
     torch.testing.assert_close(log.velocity, v, rtol=1e-6, atol=0)
 
 
 def test_batches_broadcast_and_equal_loops():
     a, b = SPHERE.points(3)[:, None], SPHERE.points(2)
-    together = pb.logmap(SPHERE.metric, a, b)
+    together = pb.logmap(SPHERE.metric, a, b, rtol=1e-10)
     assert together.shape == (3, 2, 2)
-    loop = torch.stack([pb.logmap(SPHERE.metric, x, y) for x in a[:, 0] for y in b]).reshape(3, 2, 2)
+    loop = torch.stack([pb.logmap(SPHERE.metric, x, y, rtol=1e-10) for x in a[:, 0] for y in b]).reshape(3, 2, 2)
     torch.testing.assert_close(together, loop, rtol=1e-9, atol=1e-9)
 
 
@@ -158,13 +146,13 @@ def test_single_precision():
 def test_velocities_are_tried_out():
     """What is reported is where the exponential map arrives; a velocity that leads elsewhere is no logarithm."""
     a, b = NORMAL.points(4), NORMAL.points(4)
-    log = pb.logarithm(NORMAL.metric, a, b)
-    assert (log.miss < 1e-6).all()
+    log = pb.logarithm(NORMAL.metric, a, b, rtol=1e-4, check=True)
+    assert (log.miss < 1e-4).all()
     assert log.converged.all()
     off = replace(log, miss=torch.tensor([0.0, 2e-4, torch.inf, torch.nan], dtype=DOUBLE))
     assert off.converged.tolist() == [True, False, False, True]
     assert "misses b by 0.0002" in off.messages[1]
-    assert pb.logarithm(NORMAL.metric, a, b, check=False).miss.isnan().all()
+    assert pb.logarithm(NORMAL.metric, a, b).miss.isnan().all()
 
 
 def test_failed_pairs_have_a_status_and_spare_the_others():
@@ -186,7 +174,7 @@ def test_unfinished_paths_are_solved_to_the_end():
     t = torch.linspace(0, 1, 33, dtype=DOUBLE)
     bent = SPHERE.path(a, b, t) + 0.2 * torch.sin(torch.pi * t)[:, None]
     for status in (Status.CONVERGED, Status.MAX_STEPS):
-        log = pb.logarithm(SPHERE.metric, a, b, solver=Given(bent, status))
+        log = pb.logarithm(SPHERE.metric, a, b, solver=Given(bent, status), rtol=1e-9)
         assert list(log.messages) == ["converged"] * 2
         torch.testing.assert_close(log.velocity, exact_logarithm(SPHERE, a, b), rtol=1e-8, atol=1e-8)
         assert (log.distance < log.geodesic.length).all()
@@ -205,10 +193,10 @@ def test_refinement_reaches_the_tolerance():
 
 
 def test_a_velocity_that_is_not_known_says_so():
-    """A wall so thin that no chord sees it: where solving anew hops over it, the path around it keeps its own velocity."""
+    """A wall so thin that few elements do not see it: where solving anew hops over it, the path around it keeps its own velocity."""
 
     def wall(z: Tensor) -> Tensor:
-        return torch.cat([z, 1e3 * torch.exp(-1e8 * z[..., :1] ** 2 - z[..., 1:] ** 2)], -1)
+        return torch.cat([z, 1e3 * torch.exp(-1e5 * z[..., :1] ** 2 - z[..., 1:] ** 2)], -1)
 
     metric = pb.EuclideanMetric(lambda z: Normal(wall(z), 1.0))
     a, b = torch.tensor([[-1.0, 0.0]], dtype=DOUBLE), torch.tensor([[1.0, 0.0]], dtype=DOUBLE)

@@ -79,7 +79,7 @@ def test_holonomy_in_the_half_plane():
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_geodesics_carry_their_velocity(problem):
     a, b = problem.points(3), problem.points(3)
-    flow = pb.exponential(problem.metric, a, pb.logmap(problem.metric, a, b), rtol=1e-12, atol=1e-12)
+    flow = pb.exponential(problem.metric, a, pb.logmap(problem.metric, a, b, rtol=1e-10), rtol=1e-12, atol=1e-12)
     found = pb.parallel_transport(problem.metric, flow, flow.velocity(torch.zeros(1, dtype=DOUBLE))[:, 0])
     torch.testing.assert_close(found, flow.end_velocity, rtol=1e-8, atol=1e-8)
 
@@ -98,7 +98,7 @@ def test_lengths_and_angles_are_kept(problem):
 def test_closed_form_along_geodesics(problem):
     """Where K is constant, a Jacobi field across a geodesic is the transported tangent times sin(√K s) / √K s."""
     a, b = problem.points(2), problem.points(2)
-    v = pb.logmap(problem.metric, a, b)
+    v = pb.logmap(problem.metric, a, b, rtol=1e-10)
     w = torch.randn(2, 2, dtype=DOUBLE)
     w = w - (problem.metric.inner(a, v, w) / problem.metric.inner(a, v, v))[:, None] * v
     found = pb.parallel_transport(problem.metric, pb.exponential(problem.metric, a, v), w)

@@ -5,9 +5,9 @@ import torch
 from torch.distributions import Normal
 
 import pullback as pb
-from pullback._solvers.discrete import DiscreteEnergy, lerp_nodes
-from pullback._solvers.levels import spread
-from pullback._solvers.straight import StraightEnergy
+from pullback._solvers.chords import ChordEnergy, lerp_nodes
+from pullback._solvers.paths import cut_pieces
+from pullback._solvers.pieces import PieceEnergy
 from pullback.experiments import toy
 
 DOUBLE = torch.float64
@@ -70,8 +70,8 @@ def zigzag():
 
 def test_cutting_pieces_keeps_every_corner_and_evens_out_the_speed():
     nodes = zigzag()
-    discrete = DiscreteEnergy.of(CURVED, nodes)
-    cut = spread(discrete, nodes, 256)
+    discrete = ChordEnergy.of(CURVED, nodes)
+    cut = cut_pieces(discrete, nodes, 256)
     missed = (nodes[:, :, None] - cut[:, None]).norm(dim=-1).amin(-1)
     torch.testing.assert_close(missed, torch.zeros_like(missed), rtol=0, atol=1e-12)
     fine = [lerp_nodes(nodes, 512), lerp_nodes(cut, 64)]
@@ -84,24 +84,24 @@ def test_cutting_pieces_keeps_every_corner_and_evens_out_the_speed():
 def test_straight_pieces_have_the_derivatives_of_their_energy():
     """The restricted expansion against automatic differentiation of the energy it expands."""
     nodes, pull = zigzag()[:, ::4], torch.tensor([0.0, 0.3], dtype=DOUBLE)
-    straight, off = StraightEnergy(DiscreteEnergy.of(CURVED, nodes), 8), torch.zeros(2, dtype=torch.bool)
+    straight, off = PieceEnergy(ChordEnergy.of(CURVED, nodes), 8), torch.zeros(2, dtype=torch.bool)
 
     def energy(inner):
-        return straight.energy(torch.cat([nodes[:, :1], inner, nodes[:, -1:]], 1), pull, pull).sum()
+        return straight.energy(torch.cat([nodes[:, :1], inner, nodes[:, -1:]], 1), pull[:, None]).sum()
 
     inner = nodes[:, 1:-1].clone().requires_grad_()
     (gradient,) = torch.autograd.grad(energy(inner), inner)
-    model = straight.expand(nodes, off, pull, pull)
+    model = straight.expand(nodes, off, pull[:, None])
     torch.testing.assert_close(model.gradient, gradient, rtol=1e-9, atol=1e-9)
 
 
 def test_the_blocks_of_straight_pieces_are_those_of_the_fine_curve_between_hat_functions():
     nodes, factor = zigzag()[:, ::4], 8
-    discrete = DiscreteEnergy.of(CURVED, nodes)
+    discrete = ChordEnergy.of(CURVED, nodes)
     none = torch.zeros(len(nodes), dtype=torch.bool)
     fine, coarse = (
         dense(discrete.expand(lerp_nodes(nodes, factor), none)),
-        StraightEnergy(discrete, factor).expand(nodes, none, none, none),
+        PieceEnergy(discrete, factor).expand(nodes, none, torch.zeros(len(nodes), 1, dtype=DOUBLE)),
     )
     x = torch.arange(1, factor * (nodes.shape[1] - 1), dtype=DOUBLE) / factor
     hats = (1 - (x[:, None] - torch.arange(1, nodes.shape[1] - 1, dtype=DOUBLE)).abs()).clamp_min(0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pullback._metrics.base import Metric
-from pullback._typing import Float
+from pullback._typing import Bool, Float
 
 MAX_DECODED = 4096  # codes decoded at once: what bounds the memory of a measurement
 _PIECE = 64  # segments measured around one origin, so that rounding stays local
@@ -97,3 +97,12 @@ def safe_sqrt(x: Tensor) -> Tensor:
     """√x with √0 = 0 and slope 0 there; rounding below zero counts as zero, and NaN stays NaN."""
     zero = x <= 0
     return torch.where(zero, 0, torch.where(zero, 1, x).sqrt())
+
+
+def nearly_equal(a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Bool[Tensor, "*batch"]:
+    """Which codes agree in half their digits: the path between them is a straight line as far as these digits go.
+
+    Chords are differences of decoded points and would be rounding there; the metric tensor measures such a step.
+    """
+    size = torch.maximum(a.abs(), b.abs()).amax(-1)
+    return (b - a).abs().amax(-1) <= torch.finfo(a.dtype).eps ** 0.5 * (1 + size)

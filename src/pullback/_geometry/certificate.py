@@ -22,11 +22,12 @@ from torch import Tensor
 from pullback._curves.curve import CubicSpline, PiecewiseCubic, length
 from pullback._decoders.contract import decode, observed, unvalidated
 from pullback._families.lower_bound import lower_bound
-from pullback._geometry.distance import discretised, stationary
+from pullback._geometry.distance import stationary
 from pullback._geometry.geodesic import Geodesic
 from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._numerics.tridiagonal import solve_tridiagonal
+from pullback._solvers.chords import ChordEnergy
 from pullback._typing import Bool, Float
 
 # Segments, at least.
@@ -137,15 +138,15 @@ def _on_the_family(metric: FisherRaoMetric, a: Tensor, b: Tensor) -> Tensor:
 
 def _strict(metric: Metric, paths: Tensor, levels: Tensor) -> Tensor:
     """Whether the exact Hessian at the discrete minimum near each path is positive definite."""
-    discrete = discretised(metric, paths)
+    chords = ChordEnergy.checked(metric, paths)
     strict = torch.zeros_like(levels, dtype=torch.bool)
-    if discrete.num_parts == 0:
+    if chords.num_parts == 0:
         return strict
     for T in levels.unique().tolist():
         index = (levels == T).nonzero()[:, 0]
         nodes = CubicSpline(paths[index]).resample(T + 1)
-        (minimum,) = stationary(discrete, nodes, num_levels=1)
-        model = discrete.expand(minimum, torch.ones_like(index, dtype=torch.bool))
+        (minimum,) = stationary(chords, nodes, num_levels=1)
+        model = chords.expand(minimum, torch.ones_like(index, dtype=torch.bool))
         margin = _MARGIN * model.diagonal.diagonal(dim1=-2, dim2=-1)
         hessian = model.diagonal + model.curvature - torch.diag_embed(margin)
         strict[index] = solve_tridiagonal(hessian, model.upper, model.gradient)[1]

@@ -14,7 +14,6 @@ to infinitely many segments (Romberg). Nothing is differentiated through a solve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,13 +26,18 @@ from pullback._geometry.geodesic import Geodesic, Start, geodesic
 from pullback._metrics.base import Metric
 from pullback._numerics.spline import refine
 from pullback._solvers.base import ConvergenceError, Solver
-from pullback._solvers.discrete import DiscreteEnergy, NoEmbeddingError
-from pullback._solvers.levels import romberg
+from pullback._solvers.chords import ChordEnergy
+from pullback._solvers.measure import romberg
 from pullback._solvers.newton import Minimizer
 from pullback._typing import Float
 
-_MIN_SEGMENTS, _MAX_SEGMENTS = 8, 256  # of the coarsest of the three curves that are extrapolated
-_AGREEMENT = 1e-2  # a path that loses more of its energy when it is solved anew has hopped over a wall
+# Segments of the coarsest of the three curves that are extrapolated, and steps to solve each.
+_MIN_SEGMENTS, _MAX_SEGMENTS, _MAX_STEPS = 8, 256, 20
+# A path that loses more of its energy when it is solved anew has hopped over a wall.
+_AGREEMENT = 1e-2
+# Relative change of a gradient from 2T to 4T segments from which on it is not given: four times the error of a smooth decoder's
+# at the coarsest (test_gradients_of_rectified_decoders).
+_GRADIENT_RTOL = 0.03
 
 
 def distance(
@@ -123,83 +127,108 @@ def _levels(path: Geodesic) -> list[tuple[int, Tensor]]:
 def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor) -> Tensor:
     """Squared distances of the pairs at `index` that depend on their end points and on the decoder.
 
-    Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is held instead, and
+    Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is kept as it is, and
     its length differentiated, which unlike its energy does not ask for constant speed.
     """
-    held = path.curve.resample(4 * T + 1).detach().reshape(-1, 4 * T + 1, start.shape[-1])[index]
+    fixed = path.curve.resample(4 * T + 1).detach().reshape(-1, 4 * T + 1, start.shape[-1])[index]
     found = path.length.flatten()[index] ** 2
-    discrete = discretised(metric, held)
-    solved = stationary(discrete, held[:, ::4], num_levels=3)
+    chords = ChordEnergy.checked(metric, fixed)
+    solved = stationary(chords, fixed[:, ::4], num_levels=3)
     with torch.no_grad(), unvalidated():
-        value = romberg(*(discrete.energy(nodes) for nodes in solved))[0]
+        value = romberg(*(chords.energy(nodes) for nodes in solved))[0]
     agree = (value - found).abs() <= _AGREEMENT * found
+    doubt = _doubt(chords, solved, fixed, agree)
     rows, parts = [agree.nonzero()[:, 0], (~agree).nonzero()[:, 0]], []
     if len(rows[0]):
-        chords = (_live_chords(discrete, nodes, rows[0], start, stop) for nodes in solved)
-        parts.append(romberg(*(ds2.shape[1] * ds2.sum(-1) for ds2 in chords))[0])
+        ds2 = (_differentiable_chords(chords, nodes, rows[0], start, stop) for nodes in solved)
+        parts.append(romberg(*(x.shape[1] * x.sum(-1) for x in ds2))[0])
     if len(rows[1]):
-        square = safe_sqrt(_live_chords(discrete, held, rows[1], start, stop)).sum(-1) ** 2
+        square = safe_sqrt(_differentiable_chords(chords, fixed, rows[1], start, stop)).sum(-1) ** 2
         parts.append(square + (found[rows[1]] - square.detach()))
     energy = torch.cat(parts)[torch.cat(rows).argsort()]
-    return _Once.apply(energy)  # pyright: ignore[reportReturnType]
+    return _Once.apply(energy, doubt)  # pyright: ignore[reportReturnType]
 
 
-def discretised(metric: Metric, nodes: Tensor) -> DiscreteEnergy:
-    """The discrete energy of curves such as ``nodes``; in the metric's embedding only if it has one at all of them."""
-    discrete = DiscreteEnergy.of(metric, nodes)
-    try:
-        with torch.no_grad(), unvalidated():
-            discrete.energy(nodes)
-    except NoEmbeddingError:
-        return replace(discrete, num_parts=0)
-    return discrete
+def _doubt(chords: ChordEnergy, solved: list[Tensor], fixed: Tensor, agree: Tensor) -> Tensor:
+    """How far apart the gradients in the end points are, relative to their size, by paths on 2T and 4T segments.
+
+    At the kinks of a rectified decoder, and at sharp walls, they do not settle.
+    """
+    finest = [
+        torch.where(agree[:, None, None], x, fixed[:, :: 4 // k]) for x, k in zip(solved[1:], (2, 4), strict=True)
+    ]
+    middle, fine = (_end_slopes(chords, nodes) for nodes in finest)
+    change, size = (fine - middle).flatten(1).norm(dim=1), fine.flatten(1).norm(dim=1)
+    return change / size.clamp_min(torch.finfo(size.dtype).tiny)
 
 
-def stationary(discrete: DiscreteEnergy, nodes: Tensor, *, num_levels: int) -> list[Tensor]:
+def _end_slopes(chords: ChordEnergy, nodes: Tensor) -> Tensor:
+    """Derivatives of the energy in both end points, ``(B, 2, d)``, of which only the outer chords know."""
+    T = nodes.shape[1] - 1
+    with torch.enable_grad(), unvalidated():
+        ends = nodes[:, [0, -1]].detach().requires_grad_()
+        outer = [torch.stack([ends[:, 0], nodes[:, 1]], 1), torch.stack([ends[:, 1], nodes[:, -2]], 1)]
+        (slopes,) = torch.autograd.grad(T * torch.stack([chords.chords(x)[0].sum() for x in outer]).sum(), ends)
+    return slopes
+
+
+def stationary(chords: ChordEnergy, nodes: Tensor, *, num_levels: int) -> list[Tensor]:
     """Minima of the discrete energy near the path ``nodes``: on as many segments, on twice as many, and so on.
 
     The nodes are right to 1e-6 and better, which is the relative error of the gradient; that of the energy is its square.
     """
-    minimizer = Minimizer(rtol=1e-12, max_steps=20, exact_below=1e-2, exact_above=0.0)
-    damping = torch.full_like(nodes[:, 0, 0], 1e-3)
+    damping, rtol = (torch.full_like(nodes[:, 0, 0], x) for x in (1e-3, 1e-12))
     found = []
     with torch.no_grad(), unvalidated():
         for level in range(num_levels):
             nodes = refine(found[-1], 2) if level else nodes
-            found.append(minimizer.run(discrete, nodes, damping).nodes)
+            found.append(Minimizer(_MAX_STEPS, always_exact=True).run(chords, nodes, damping, rtol).nodes)
     return found
 
 
-def _live_chords(discrete: DiscreteEnergy, nodes: Tensor, rows: Tensor, start: Tensor, stop: Tensor) -> Tensor:
-    """``ds2`` along some of the curves as functions of end points and decoder, inner nodes held.
+def _differentiable_chords(chords: ChordEnergy, nodes: Tensor, rows: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+    """``ds2`` along some of the curves as functions of end points and decoder, inner nodes fixed.
 
     Decoded again on the way back, chunk by chunk, so that memory does not grow with the batch.
     """
 
-    def chords(inner: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+    def ds2(inner: Tensor, start: Tensor, stop: Tensor) -> Tensor:
         with unvalidated():
-            return discrete.chords(torch.cat([start[:, None], inner, stop[:, None]], 1))[0]
+            return chords.chords(torch.cat([start[:, None], inner, stop[:, None]], 1))[0]
 
     size = max(1, MAX_DECODED // nodes.shape[1])
     chunks = list(zip(*(x[rows].split(size) for x in (nodes[:, 1:-1], start, stop)), strict=True))
     if len(chunks) == 1:
-        return chords(*chunks[0])
-    return torch.cat([checkpoint(chords, *chunk, use_reentrant=False) for chunk in chunks])
+        return ds2(*chunks[0])
+    return torch.cat([checkpoint(ds2, *chunk, use_reentrant=False) for chunk in chunks])
 
 
 class _Once(torch.autograd.Function):
-    """The identity, differentiable once: with the path held fixed, second derivatives would be silently wrong."""
+    """The identity, differentiable once, and only where the gradient is known.
+
+    With the path fixed, second derivatives would be silently wrong. So would be first ones of paths whose ends still turn with
+    the number of segments.
+    """
 
     @staticmethod
-    def forward(ctx: Any, energy: Tensor) -> Tensor:
-        ctx.save_for_backward(energy)
+    def forward(ctx: Any, energy: Tensor, doubt: Tensor) -> Tensor:
+        ctx.save_for_backward(energy, doubt)
         return energy.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        energy, doubt = ctx.saved_tensors
+        unknown = (doubt > _GRADIENT_RTOL) & (grads[0] != 0)
+        if unknown.any():
+            raise ConvergenceError(
+                f"{int(unknown.sum())} of {unknown.numel()} distances have no gradient that can be trusted: it still changes "
+                f"by {doubt[unknown].max():.0%} with the number of segments, because the decoder has kinks (rectified units) "
+                "or sharp walls where the paths begin or end. Use smooth units (SiLU, softplus, tanh), or call distance() "
+                "inside torch.no_grad() for the values alone."
+            )
         if not torch.is_grad_enabled():
-            return grads[0]
-        return _Refuse.apply(grads[0], *ctx.saved_tensors)
+            return grads[0], None
+        return _Refuse.apply(grads[0], energy), None
 
 
 class _Refuse(torch.autograd.Function):

@@ -15,8 +15,8 @@ from pullback._decoders.contract import unvalidated
 from pullback._decoders.support import Support
 from pullback._metrics.base import Metric
 from pullback._numerics.spline import refine
-from pullback._solvers.base import Solution, Solver, Status
-from pullback._solvers.discrete import lerp_nodes
+from pullback._solvers.base import Solution, Solver, Status, converged
+from pullback._solvers.chords import lerp_nodes
 from pullback._solvers.gauss_newton import GaussNewton
 from pullback._starts.graph import Graph
 from pullback._typing import Bool, Float, Int
@@ -78,7 +78,7 @@ class Geodesic(Curve):
     @property
     def converged(self) -> Bool[Tensor, "*batch"]:
         """Whether each path is a resolved minimum; a path through the void is one too (see `leaves_support`)."""
-        return self.status == Status.CONVERGED
+        return converged(self.status)
 
     @property
     def messages(self) -> np.ndarray:
@@ -220,10 +220,7 @@ def _best(solutions: list[Solution]) -> Solution:
         return solutions[0]
     finest = max(s.nodes.shape[1] for s in solutions) - 1
     rank = torch.stack(
-        [
-            torch.where(s.status == Status.CONVERGED, s.energy, s.energy.nan_to_num(torch.inf) + torch.inf)
-            for s in solutions
-        ]
+        [torch.where(converged(s.status), s.energy, s.energy.nan_to_num(torch.inf) + torch.inf) for s in solutions]
     )
     fallback = torch.stack([s.energy.nan_to_num(torch.inf) for s in solutions])
     rank = torch.where(rank.isinf().all(0), fallback, rank)

@@ -25,6 +25,7 @@ class Status(enum.IntEnum):
     STALLED = 3
     NOT_FINITE = 4
     BAD_END_POINT = 5
+    ABOVE_RTOL = 6
 
     def __str__(self) -> str:
         return _SENTENCES[self]
@@ -45,11 +46,22 @@ _SENTENCES = {
         "may be too low: use float64 codes and a float64 decoder"
     ),
     Status.NOT_FINITE: (
-        "the decoder returned NaN or infinite values on the start path or at the side of the path; start elsewhere with init=, or keep the codes in "
-        "the region the model was trained on"
+        "the decoder returned NaN or infinite values on the start path or at the side of the path; start elsewhere with "
+        "init=, or keep the codes in the region the model was trained on"
     ),
-    Status.BAD_END_POINT: "an end point is NaN or infinite, or decodes to NaN; remove it from the batch or mend the decoder there",
+    Status.BAD_END_POINT: (
+        "an end point is NaN or infinite, or decodes to NaN; remove it from the batch or mend the decoder there"
+    ),
+    Status.ABOVE_RTOL: (
+        "converged, but to a larger error than the rtol asked for (see `error`): the decoder has kinks or sharp walls, and "
+        "finer paths get no better; smooth units (SiLU, softplus) would"
+    ),
 }
+
+
+def converged(status: Int[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
+    """Which codes of `Status` stand for a path that has converged."""
+    return (status == Status.CONVERGED) | (status == Status.ABOVE_RTOL)
 
 
 class ConvergenceError(RuntimeError):

@@ -1,24 +1,24 @@
 r"""Curves in elements: the energy of polynomial pieces, with the derivatives Newton's method needs.
 
-The chord energy of a discrete curve takes its image in the embedding for a polygon. Here the image is a polynomial of degree p on
-each of K elements: it interpolates the decoded nodes, which lie at the element's Gauss-Lobatto points. With
-:math:`S_{ij} = \int \ell_i' \ell_j'` for the Lagrange polynomials :math:`\ell_i` on [-1, 1] and :math:`h_e` the time an element takes,
+The chord energy of a discrete curve takes its image in the embedding for a polygon. Here the image is a polynomial of degree p
+on each of K elements: it interpolates the decoded nodes, which lie at the element's Gauss-Lobatto points. With
+:math:`S_{ij} = \int \ell_i' \ell_j'` for the Lagrange polynomials :math:`\ell_i` on [-1, 1] and :math:`h_e` the time an
+element takes,
 
 .. math:: E = \sum_e \frac{2}{h_e} \sum_{ij} S_{ij}\, \phi(z_i) \cdot \psi(z_j) .
 
 The nodes are the unknowns and polynomials only come after the decoder, so nothing is asked of the codes between nodes. Because
-Gauss-Lobatto points leave an interpolation error that is orthogonal to polynomials of degree p - 2, the energy has order 2p in the
-size of the elements, and with it its derivatives in the end points. For p = 1 it is the chord energy.
+Gauss-Lobatto points leave an interpolation error that is orthogonal to polynomials of degree p - 2, the energy has order 2p in
+the size of the elements, and with it its derivatives in the end points. For p = 1 it is the chord energy.
 
-The Hessian has the blocks :math:`\frac{2}{h_e} S_{ij} (D\phi_i^\top D\psi_j + D\psi_i^\top D\phi_j)` within an element, and the
-second derivatives of :math:`\phi, \psi` along the force at a node on its diagonal; elements are coupled by the node they share.
-See Canuto, Hussaini, Quarteroni and Zang 2006, *Spectral Methods: Fundamentals in Single Domains*.
+The Hessian has the blocks :math:`\frac{2}{h_e} S_{ij} (D\phi_i^\top D\psi_j + D\psi_i^\top D\phi_j)` within an element, and
+the second derivatives of :math:`\phi, \psi` along the force at a node on its diagonal; elements are coupled by the node they
+share. See Canuto, Hussaini, Quarteroni and Zang 2006, *Spectral Methods: Fundamentals in Single Domains*.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,111 +26,97 @@ import torch
 from numpy.polynomial import legendre
 from torch import Tensor
 
-from pullback._autodiff.derivatives import constant_hessian
-from pullback._metrics.base import Metric
 from pullback._metrics.isometry import Frame, isometric_information, separable
-from pullback._numerics.rows import concatenate
-from pullback._solvers.discrete import DiscreteEnergy, NoEmbeddingError
+from pullback._numerics.rows import concatenate, take
+from pullback._numerics.spline import evaluate
+from pullback._solvers.chords import ChordEnergy
+from pullback._solvers.objective import Expansion, Objective
 from pullback._typing import Float
 
+# Degree of the polynomials. Eight nodes per element are the coarsest level of chords too; 6 and 10 take more points on the
+# VAE of benchmarks/geodesics.py.
 DEGREE = 8
-NODES = DEGREE + 1  # of an element
-EVEN = 4  # equally spaced nodes for each node of an element
-_CHUNK_BYTES = 2**24
-
-
-@dataclass
-class Expansion:
-    """Second-order expansion of the energies of B curves of K elements; the last node of a block belongs to the next element too."""
-
-    energy: Tensor  # (B,)
-    gradient: Tensor  # (B, K p + 1, d), also in the end points
-    diagonal: Tensor  # (B, K, p d, p d): Gauss-Newton blocks of nodes 1 to p of each element
-    upper: Tensor  # (B, K - 1, p d, p d)
-    curvature: Tensor  # (B, K, p d, p d): what the exact Hessian adds to the diagonal
+NODES = DEGREE + 1
+# Equally spaced nodes for each node of an element, through which the spline is returned: it then has the energy of the element to
+# 1e-5 (test_elements_and_chords_agree).
+EVEN = 4
 
 
 @dataclass(frozen=True)
-class ElementEnergy:
-    """Energies of curves given by the nodes ``(B, K p + 1, d)`` of their elements and the times ``(B, K)`` these take."""
+class ElementEnergy(Objective):
+    """Energies of curves with the nodes ``(B, K p + 1, d)`` of K elements; the constants of a curve are their times ``(B, K)``."""
 
-    metric: Metric
-    num_parts: int  # distinct maps of the metric's embedding
-    num_features: int
-    isometric: bool  # whether each entry of the embedding is a function of one coordinate of what is decoded
+    chords: ChordEnergy
+    separable: bool  # whether each entry of the embedding is a function of one coordinate of what is decoded
 
     @classmethod
-    def of(cls, discrete: DiscreteEnergy, nodes: Tensor) -> ElementEnergy:
+    def of(cls, chords: ChordEnergy, nodes: Tensor) -> ElementEnergy:
         """The same metric on elements; it must have an embedding."""
-        info = isometric_information(discrete.metric, nodes[:1, 0]) if discrete.num_parts == 1 else None
-        isometric = info is not None and separable(info)
-        return cls(discrete.metric, discrete.num_parts, discrete.num_features, isometric)
+        info = isometric_information(chords.metric, nodes[:1, 0]) if chords.num_parts == 1 else None
+        return cls(chords, info is not None and separable(info))
+
+    @property
+    def has_hessian(self) -> bool:
+        return True
+
+    def energy(self, nodes: Tensor, constants: Tensor) -> Tensor:
+        return self.measure(nodes, constants)[0]
+
+    def measure(self, nodes: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+        """Energies and lengths, each ``(B,)``."""
+        size = self.chords.chunk_size(nodes, 4)
+        chunks = zip(nodes.split(size), times.split(size), strict=True)
+        energies, lengths = zip(*(self._measure(*chunk) for chunk in chunks), strict=True)
+        return torch.cat(energies), torch.cat(lengths)
+
+    def _measure(self, nodes: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+        slopes = [table("slopes", nodes) @ x for x in self.images(nodes)]
+        squares = (slopes[0] * slopes[-1]).sum(-1)
+        weights = table("weights", nodes)
+        return (squares @ weights / times).sum(-1), (squares.clamp_min(0).sqrt() @ weights).sum(-1)
 
     def images(self, nodes: Tensor) -> tuple[Tensor, ...]:
-        """The distinct maps of the embedding at the nodes of each element, ``(B, K, p + 1, F)``, measured from its first node."""
+        """The maps of the embedding at the nodes of each element, ``(B, K, p + 1, F)``, measured from its first node."""
         z = split(nodes)
-        parts = self.parts(z, z[..., :1, :])
-        return tuple(x - x[..., :1, :] for x in parts)
+        self.chords.work.add(z.shape[:3].numel())
+        return tuple(x - x[..., :1, :] for x in self.chords.parts(z, z[..., :1, :]))
 
-    def energy(self, nodes: Tensor, times: Tensor) -> Tensor:
-        """The energies, shape ``(B,)``."""
-        size = self._chunk_size(nodes, nodes.shape[1], 4)
-        chunks = zip(nodes.split(size), times.split(size), strict=True)
-        return torch.cat([self._energy(*chunk) for chunk in chunks])
+    def expand(self, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:
+        kinds = [rows for rows in (~exact, exact) if rows.any()]
+        parts = [self._expand(nodes[rows], constants[rows], bool(exact[rows][0])) for rows in kinds]
+        order = torch.argsort(exact.int(), stable=True)
+        return take(concatenate(parts), torch.argsort(order)) if len(parts) > 1 else parts[0]
 
-    def _energy(self, nodes: Tensor, times: Tensor) -> Tensor:
-        images = self.images(nodes)
-        return (images[0] * (stiffness(times) @ images[-1])).sum((1, 2, 3))
+    def _expand(self, nodes: Tensor, times: Tensor, exact: bool) -> Expansion:
+        z, K = split(nodes).flatten(0, 1), times.shape[1]
+        size = self.chords.chunk_size(z, 3 * (2 + nodes.shape[-1]))
+        chunks = zip(z.split(size), stiffness(times).flatten(0, 1).split(size), strict=True)
+        local = concatenate([self._expand_locally(*chunk, exact) for chunk in chunks])
+        return assemble(*(x.unflatten(0, (-1, K)) for x in vars(local).values()))
 
-    def expand(self, nodes: Tensor, times: Tensor) -> Expansion:
-        """The expansion with exact second derivatives."""
-        z, K = split(nodes), times.shape[1]
-        size = self._chunk_size(nodes, NODES, 3 * (2 + nodes.shape[-1]))
-        chunks = zip(z.flatten(0, 1).split(size), stiffness(times).flatten(0, 1).split(size), strict=True)
-        parts = concatenate([self._expand(*chunk) for chunk in chunks])
-        return assemble(*(x.unflatten(0, (-1, K)) for x in vars(parts).values()))
-
-    def _expand(self, z: Tensor, stiffness: Tensor) -> Local:
+    def _expand_locally(self, z: Tensor, stiffness: Tensor, exact: bool) -> Local:
         """The expansions of single elements with nodes ``(m, p + 1, d)``."""
-        values, tangents, hessians = self.frame(z)
-        local, forces = expand_locally(values, [J.movedim(0, -2) for J in tangents], stiffness)
-        local.curvature = self.symmetric(hessians(forces))
+        num_points = z.shape[:2].numel() * (1 + z.shape[-1])
+        self.chords.work.add(4 * num_points if exact else num_points)
+        if exact and self.separable:
+            frame = Frame.of(self.chords.metric, z)
+            local, forces = gauss_newton(self.chords.parts(z, z), (frame.pushed(),), stiffness)
+            local.curvature = 2 * frame.hessians(forces[0])
+            return local
+        local, forces = gauss_newton(*self.chords.frame(z, z[:, :1]), stiffness)
+        if exact:
+            local.curvature = self.chords.hessians(z, forces, z[:, :1])
         return local
 
-    def frame(self, z: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Callable[[list[Tensor]], Tensor]]:
-        """The distinct maps of the embedding, their Jacobians, and a function for the Hessians of their products with forces."""
-        if self.isometric:
-            frame = Frame.of(self.metric, z)
-            return self.parts(z, z), [frame.pushed()], lambda forces: frame.hessians(forces[0])
-        values, tangents = self.metric.frame(z, origin=z[:, :1] if self.num_parts == 2 else None)
-        return values, tangents, lambda forces: self._hessians(z, forces, z[:, :1])
+    def momentum(self, nodes: Tensor, times: Tensor) -> Tensor:
+        """Minus half the derivative of the energy in the first node, ``(B, d)``."""
+        first = nodes[:, :NODES]
+        local, _ = gauss_newton(*self.chords.frame(first, first[:, :1]), stiffness(times[:, 0]))
+        return -0.5 * local.gradient[:, 0]
 
-    def hessians(self, z: Tensor, forces: list[Tensor], origin: Tensor) -> Tensor:
-        """The Hessians of the products of the embedding with forces, without the rest of the frame."""
-        if self.isometric:
-            return Frame.of(self.metric, z).hessians(forces[0])
-        return self._hessians(z, forces, origin)
-
-    def _hessians(self, z: Tensor, forces: list[Tensor], origin: Tensor) -> Tensor:
-        def pairing(x: Tensor) -> Tensor:
-            products = [(part * f).sum(-1) for part, f in zip(self.parts(x, origin), forces, strict=True)]
-            return torch.stack(products).sum(0)
-
-        return constant_hessian(pairing, z)
-
-    def symmetric(self, hessians: Tensor) -> Tensor:
-        """What second derivatives along the forces add to the Hessian of the energy."""
-        return (hessians + hessians.mT) / self.num_parts
-
-    def parts(self, z: Tensor, origin: Tensor) -> tuple[Tensor, ...]:
-        """The distinct maps of the embedding at ``z``; `origin` only matters to pairs."""
-        dual = self.metric.embed(z, origin=origin if self.num_parts == 2 else None)
-        if dual is None:
-            raise NoEmbeddingError("The metric has an embedding at some codes and none at others.")
-        return dual[: self.num_parts]
-
-    def _chunk_size(self, nodes: Tensor, num_nodes: int, copies: int) -> int:
-        return max(1, _CHUNK_BYTES // (num_nodes * self.num_features * nodes.element_size() * copies * self.num_parts))
+    def tails(self, nodes: Tensor) -> Float[Tensor, "B K"]:
+        """The last two Legendre coefficients of the image on each element over the linear one: how well it is resolved."""
+        return torch.cat([_tails(self.images(chunk)) for chunk in nodes.split(self.chords.chunk_size(nodes, 4))])
 
 
 @dataclass
@@ -143,11 +129,12 @@ class Local:
     curvature: Tensor  # (m, p + 1, d, d)
 
 
-def expand_locally(
-    values: Sequence[Tensor], tangents: Sequence[Tensor], stiffness: Tensor
+def gauss_newton(
+    values: tuple[Tensor, ...], tangents: tuple[Tensor, ...], stiffness: Tensor
 ) -> tuple[Local, list[Tensor]]:
-    """Gauss-Newton expansions of elements with images ``(m, p + 1, F)`` and Jacobians ``(m, p + 1, d, F)``, and the forces."""
-    values = [x - x[:, :1] for x in values]
+    """Expansions of elements with images ``(m, p + 1, F)`` and Jacobians ``(d, m, p + 1, F)``, and the forces on their nodes."""
+    values = tuple(x - x[:, :1] for x in values)
+    tangents = tuple(J.movedim(0, -2) for J in tangents)
     forces = [stiffness @ x for x in reversed(values)]
     energy = (values[0] * forces[0]).sum((1, 2))
     pulled = [torch.linalg.vecdot(J, f[..., None, :]) for J, f in zip(tangents, forces, strict=True)]
@@ -159,9 +146,11 @@ def expand_locally(
 
 
 def assemble(energy: Tensor, gradient: Tensor, gauss: Tensor, curvature: Tensor) -> Expansion:
-    """Adds up what elements ``(B, K, ...)`` share. The last node is held: it has an equation of its own."""
+    """Adds up what elements ``(B, K, ...)`` share. The last node does not move: it has an equation of its own."""
     B, K, _, d = gradient.shape
-    whole = join(gradient)
+    slope = gradient[:, :, 1:].clone()
+    slope[:, :-1, -1] += gradient[:, 1:, 0]
+    slope[:, -1, -1] = 0
     diagonal = gauss[:, :, 1:, :, 1:].clone()
     diagonal[:, :-1, -1, :, -1] += gauss[:, 1:, 0, :, 0]
     upper = torch.zeros_like(diagonal[:, 1:])
@@ -178,13 +167,8 @@ def assemble(energy: Tensor, gradient: Tensor, gauss: Tensor, curvature: Tensor)
     eye = torch.eye(d, dtype=size.dtype, device=size.device)
     diagonal[:, -1, -1, :, -1] = size[:, None, None] * eye
     n = DEGREE * d
-    return Expansion(
-        energy.sum(1),
-        whole,
-        diagonal.reshape(B, K, n, n),
-        upper.reshape(B, K - 1, n, n),
-        bends.reshape(B, K, n, n),
-    )
+    blocks = [x.reshape(B, -1, n, n) for x in (diagonal, upper, bends)]
+    return Expansion(energy.sum(1), slope.reshape(B, K, n), *blocks)
 
 
 def split(nodes: Float[Tensor, "B n d"]) -> Float[Tensor, "B K p d"]:
@@ -192,16 +176,47 @@ def split(nodes: Float[Tensor, "B n d"]) -> Float[Tensor, "B K p d"]:
     return nodes.unfold(1, NODES, DEGREE).mT
 
 
-def join(values: Float[Tensor, "B K p x"]) -> Float[Tensor, "B n x"]:
-    """The sums, at every node of a curve, over the elements it belongs to."""
-    whole = torch.cat([values[:, :, :-1].flatten(1, 2), values[:, -1:, -1]], 1)
-    whole[:, DEGREE:-1:DEGREE] += values[:, :-1, -1]
-    return whole
-
-
 def stiffness(times: Tensor) -> Tensor:
-    """The matrices ``2 S / h`` of elements that take so long, ``(B, K, p + 1, p + 1)``."""
+    """The matrices ``2 S / h`` of elements that take so long, ``(*times, p + 1, p + 1)``."""
     return 2 / times[..., None, None] * table("stiffness", times)
+
+
+def _tails(images: tuple[Tensor, ...]) -> Tensor:
+    shares = []
+    for image in images:
+        size = (table("spectrum", image) @ image).norm(dim=-1)
+        shares.append(size[..., -2:].amax(-1) / size[..., 1].clamp_min(torch.finfo(size.dtype).tiny))
+    return torch.stack(shares).amax(0)
+
+
+def equal_times(nodes: Tensor) -> Tensor:
+    """The times of elements that last equally long, ``(B, K)``."""
+    K = nodes.shape[1] // DEGREE
+    return torch.full((len(nodes), K), 1 / K, dtype=nodes.dtype, device=nodes.device)
+
+
+def placed(points: Tensor, num_segments: int) -> Tensor:
+    """The nodes of elements that last equally long, `num_segments` and one, on the splines through ``points``."""
+    K = num_segments // DEGREE
+    inner = torch.arange(K, dtype=points.dtype, device=points.device)[:, None] + table("points", points)[:-1]
+    nodes = evaluate(points, inner.flatten() / K * (points.shape[1] - 1))
+    nodes[:, 0] = points[:, 0]
+    return torch.cat([nodes, points[:, -1:]], 1)
+
+
+def halved(nodes: Tensor) -> Tensor:
+    """The nodes of elements half as long on the same curves."""
+    return _by_element("halves", nodes)
+
+
+def evened(nodes: Tensor) -> Tensor:
+    """The same curves by nodes at equal times, `EVEN` times as many."""
+    return _by_element("even", nodes)
+
+
+def _by_element(name: str, nodes: Tensor) -> Tensor:
+    new = table(name, nodes) @ split(nodes)
+    return torch.cat([new.flatten(1, 2), nodes[:, -1:]], 1)
 
 
 def table(name: str, like: Tensor) -> Tensor:
@@ -212,7 +227,8 @@ def table(name: str, like: Tensor) -> Tensor:
     - ``"spectrum"``: from values at the nodes to the coefficients of Legendre polynomials
     - ``"slopes"``: from values at the nodes to derivatives by the share
     - ``"stiffness"``: S
-    - ``"halves"``, ``"even"``: from values at the nodes to those at the nodes of its halves, and at equally spaced times; without the last
+    - ``"halves"``, ``"even"``: from values at the nodes to those at the nodes of its halves, and at equally spaced times;
+      without the last
     """
     return _table(name, like.dtype, like.device)
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric
 from pullback._solvers.base import Solution, Solver
-from pullback._solvers.discrete import DiscreteEnergy, NoEmbeddingError
-from pullback._solvers.effort import Effort
+from pullback._solvers.chords import ChordEnergy
+from pullback._solvers.objective import NoEmbeddingError
+from pullback._solvers.plan import Plan
 from pullback._solvers.refinement import Refinement
 from pullback._typing import Float
 
@@ -21,19 +22,24 @@ class GaussNewton(Solver):
     """Damped Gauss-Newton with a switch to Newton, coarse to fine, with adaptive resolution (the default).
 
     Args:
-        rtol: relative error aimed at for the length; refinement goes on until the estimate of the error falls below it. By
-            default 1e-6 where decoding is cheap. Where a point and its derivatives in the codes are more than 1,024 numbers
-            it is 1e-3 times their number over 4,096, at most 1e-3, which is less than such a decoder is certain of.
-        accept: relative error at which a path still counts as converged where `rtol` is out of reach, because the decoder
-            has kinks or sharp walls (rectified units, the nearest of several centres) and refinement no longer pays.
-        budget: numbers decoded for one curve and its derivatives on a level, beyond which the default aims at 1e-3 times
-            the excess, up to `accept`. An `rtol` that is given holds whatever it costs.
-        max_steps: steps of one curve on the finest level.
-        min_segments: segments of the coarsest level; a power of two, and at least 8 for paths in elements. At least 64 for paths that start from a graph or a
-            curve, where decoding is cheap.
-        max_segments: segments of the finest level, a power of two.
-        chunk_bytes: memory for the decoded points held at a time, by default what suits the device; results do not depend
-            on it.
+        rtol: relative error of the length to aim at. The default is 1e-6 for decoders with few outputs and grows with their
+            number, up to 1e-3 where a decoded point and its derivatives in the codes are 4,096 numbers.
+        accept: relative error at which a path still counts as converged if `rtol` is out of reach, because the decoder has
+            kinks (rectified units) or sharp walls; at least `rtol`. Such a path has `Status.ABOVE_RTOL` if `rtol` was given.
+        budget: numbers that one path may decode on one level before the default `rtol` is relaxed. Larger is more accurate
+            and slower for decoders with very many outputs. An `rtol` that is given is never relaxed.
+        max_steps: steps of one path on the finest level.
+        min_segments: segments of the coarsest level; a power of two, at least 4.
+        max_segments: segments of the finest level; a power of two, at least 4.
+        chunk_bytes: memory for decoded points at a time, by default what suits the device. Results do not depend on it.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z[..., 0], z[..., 1].exp()))
+        >>> a, b = torch.tensor([[0.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+        >>> pb.geodesic(metric, a, b, solver=pb.GaussNewton(rtol=1e-9)).length.item()
+        0.9802581434...
     """
 
     rtol: float | None = None
@@ -45,6 +51,8 @@ class GaussNewton(Solver):
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        if self.rtol is not None and not self.rtol > 0:
+            raise ValueError(f"rtol must be positive, or None for the default; got {self.rtol}.")
         for name in ("min_segments", "max_segments"):
             value = getattr(self, name)
             if value < 4 or value & (value - 1):
@@ -52,14 +60,21 @@ class GaussNewton(Solver):
 
     def solve(self, metric: Metric, nodes: Float[Tensor, "B n d"]) -> Solution:
         with torch.no_grad(), unvalidated():
-            discrete = DiscreteEnergy.of(metric, nodes, self.chunk_bytes)
+            chords = ChordEnergy.of(metric, nodes, self.chunk_bytes)
             try:
-                return self._refined(discrete, nodes.detach())
+                return self._refined(chords, nodes.detach())
             except NoEmbeddingError:
-                return self._refined(replace(discrete, num_parts=0), nodes.detach())
+                return self._refined(replace(chords, num_parts=0), nodes.detach())
 
-    def _refined(self, discrete: DiscreteEnergy, nodes: Tensor) -> Solution:
-        effort = Effort(
-            self.rtol, self.accept, self.budget, self.max_steps, self.min_segments, self.max_segments
-        ).suited(discrete, nodes)
-        return Refinement.of(discrete, effort, nodes).run(nodes)
+    def _refined(self, chords: ChordEnergy, nodes: Tensor) -> Solution:
+        plan = Plan.of(
+            chords,
+            nodes,
+            rtol=self.rtol,
+            accept=self.accept,
+            budget=self.budget,
+            max_steps=self.max_steps,
+            min_segments=self.min_segments,
+            max_segments=self.max_segments,
+        )
+        return Refinement.of(chords, plan, nodes).run(nodes)

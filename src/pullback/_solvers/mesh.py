@@ -2,22 +2,23 @@ r"""Elements where a curve needs them.
 
 On an element the image of a curve is a polynomial, and how fast its Legendre coefficients fall tells how well it is resolved. An
 element on which the last ones are a share :math:`\tau` of the linear one would, cut in n, leave about :math:`\tau / n^p`. So it
-deserves :math:`(\tau / \tau^*)^{1/p}` elements for a goal :math:`\tau^*`, and a new mesh spends its elements in that proportion.
+deserves :math:`(\tau / \tau^*)^{1/p}` elements for a goal :math:`\tau^*`, and a new mesh spends its elements in that
+proportion.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pullback._curves.curve import CubicSpline
-from pullback._solvers.elements import DEGREE, ElementEnergy, split, table
+from pullback._numerics.spline import evaluate
+from pullback._solvers.elements import DEGREE, split, table
 from pullback._typing import Float
 
-SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)  # numbers of elements curves may have
-_SPARSEST = 0.3  # elements that one element may become, however smooth it is
-_DENSEST = 8.0
+# Numbers of elements curves may have: few different ones, so that curves of a batch share them.
+SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
+# Elements that one element may become: the fewest, however smooth it is, and the most (test_elements_go_where_a_curve_bends).
+_FEWEST, _MOST = 0.3, 8.0
 
 
 def parameters(edges: Float[Tensor, "B e"]) -> Float[Tensor, "B n"]:
@@ -33,7 +34,7 @@ def uniform(count: int, like: Tensor, num_elements: int) -> Tensor:
 
 def placed(path: Tensor, edges: Tensor) -> Tensor:
     """The nodes of elements on the splines through ``path``, whose nodes are at equal times."""
-    nodes = CubicSpline(path)(parameters(edges))
+    nodes = evaluate(path, parameters(edges) * (path.shape[1] - 1))
     nodes[:, 0], nodes[:, -1] = path[:, 0], path[:, -1]
     return nodes
 
@@ -44,12 +45,19 @@ def moved(nodes: Tensor, edges: Tensor, new: Tensor) -> Tensor:
     element = (torch.searchsorted(edges.contiguous(), t.contiguous(), right=True) - 1).clamp(0, K - 1)
     left, right = edges.gather(1, element), edges.gather(1, element + 1)
     x = (2 * (t - left) / (right - left) - 1).clamp(-1, 1)
-    values = torch.as_tensor(np.polynomial.legendre.legvander(x.cpu().numpy(), DEGREE)).to(x)
     coefficients = table("spectrum", nodes) @ split(nodes)  # (B, K, p + 1, d)
     index = element[..., None, None].expand(-1, -1, *coefficients.shape[2:])
-    found = (values[..., None, :] @ coefficients.gather(1, index))[..., 0, :]
+    found = (_legendre(x)[..., None, :] @ coefficients.gather(1, index))[..., 0, :]
     found[:, 0], found[:, -1] = nodes[:, 0], nodes[:, -1]
     return found
+
+
+def _legendre(x: Tensor) -> Tensor:
+    """The Legendre polynomials up to the degree of an element, ``(*x, p + 1)``, by Bonnet's recurrence."""
+    values = [torch.ones_like(x), x]
+    for k in range(1, DEGREE):
+        values.append(((2 * k + 1) * x * values[k] - k * values[k - 1]) / (k + 1))
+    return torch.stack(values, -1)
 
 
 def halved(edges: Tensor) -> Tensor:
@@ -58,24 +66,10 @@ def halved(edges: Tensor) -> Tensor:
     return torch.cat([torch.stack([edges[:, :-1], middle], -1).flatten(1), edges[:, -1:]], 1)
 
 
-def tails(elements: ElementEnergy, nodes: Tensor) -> Float[Tensor, "B K"]:
-    """The last two Legendre coefficients of the image on each element, over the linear one; zero where rounding is larger."""
-    size = max(1, 2**24 // (nodes.shape[1] * elements.num_features))
-    return torch.cat([_tails(elements.images(chunk)) for chunk in nodes.split(size)])
-
-
-def _tails(images: tuple[Tensor, ...]) -> Tensor:
-    shares = []
-    for image in images:
-        size = (table("spectrum", image) @ image).norm(dim=-1)
-        shares.append(size[..., -2:].amax(-1) / size[..., 1].clamp_min(torch.finfo(size.dtype).tiny))
-    return torch.stack(shares).amax(0)
-
-
-def adapted(edges: Tensor, shares: Tensor, goal: float, at_least: int) -> list[tuple[Tensor, Tensor]]:
+def adapted(edges: Tensor, tails: Tensor, goal: float, at_least: int) -> list[tuple[Tensor, Tensor]]:
     """Meshes for elements with such tails: rows of curves with their new edges, one entry for each number of elements."""
-    need = (shares / goal).clamp_min(torch.finfo(shares.dtype).tiny) ** (1 / DEGREE)
-    need = need.nan_to_num(_DENSEST, _DENSEST).clamp(_SPARSEST, _DENSEST)
+    need = (tails / goal).clamp_min(torch.finfo(tails.dtype).tiny) ** (1 / DEGREE)
+    need = need.nan_to_num(_MOST, _MOST).clamp(_FEWEST, _MOST)
     sizes = torch.tensor([s for s in SIZES if s >= at_least] or SIZES[-1:], device=edges.device)
     chosen = sizes[torch.searchsorted(sizes, need.sum(1).ceil().long()).clamp_max(len(sizes) - 1)]
     return [

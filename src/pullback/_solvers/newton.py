@@ -1,9 +1,22 @@
-"""Damped Gauss-Newton and Newton descent for a batch of discrete curves at one resolution."""
+r"""Damped Gauss-Newton and Newton descent for a batch of curves at one resolution.
+
+Levenberg-Marquardt: a step solves ``(H + λ D) s = -g``, each curve with its own damping λ (Nielsen's gain-ratio rule,
+Madsen, Nielsen and Tingleff 2004, *Methods for non-linear least squares problems*). H is the Gauss-Newton matrix at first.
+It becomes the exact Hessian near the minimum, where Gauss-Newton is slow, and before a curve may be called converged for the
+first time: Gauss-Newton does not see that a path is a saddle. A curve whose exact Hessian is not positive definite there moves
+along the Hessian's most negative direction (`pullback._solvers.saddle`) and descends again.
+
+The damping matrix D is the diagonal of H over T², so that λ = 1 balances the smoothest deformations of a curve at every
+resolution. A share of its mean keeps directions the decoder ignores from running away.
+
+A curve has converged when the decrease of the energy still to come is below its `rtol` of the energy. It is estimated from the
+last two predicted decreases, as the rest of a geometric series, or from the mean of the last actual ones. It then leaves the
+batch.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,66 +24,110 @@ from torch import Tensor
 from pullback._numerics.rows import merge, put, take
 from pullback._numerics.tridiagonal import solve_tridiagonal
 from pullback._solvers.base import Status
-from pullback._solvers.descent import Descent
-from pullback._solvers.discrete import Expansion, equal_times
+from pullback._solvers.objective import Expansion, Objective
+from pullback._solvers.saddle import escape
 
-_LEAST_DAMPING = 1e-8  # keeps directions the decoder ignores solvable, and slows no other
-_TRIED = 8  # steps after which the pace of the energy itself may end a descent
-_DOUBT = 0.2
-_HELD_TAIL = 0.03  # decrease to come after a first step with a guessed curvature, over the one predicted
-_PATIENCE = 6  # rejected steps in a row after which a curve is called stalled; the damping has then grown by 2^27
+# Keeps directions the decoder ignores solvable, and slows no other (VAE with d = 8 in benchmarks/geodesics.py).
+_LEAST_DAMPING = 1e-9
+# Share of the mean that all directions are damped with: walls stand also where the metric is small (toy problem).
+_EVEN_DAMPING = 1e-2
+# Damping up to which the convergence of exact steps is quadratic (test_newton_converges_quadratically).
+_SLIGHT_DAMPING = 1e-3
+# Exact steps are taken once the predicted decrease is below this part of the energy, and falls by less than this factor
+# from step to step: Gauss-Newton is then slower, although it costs a third (VAE with d = 2).
+EXACT_BELOW, EXACT_ABOVE = 1e-3, 0.4
+# Steps after which the mean decrease of the energy may end a descent, and what is still to come over that mean: in a rough
+# valley steps promise more than they bring (toy problem).
+_MIN_STEPS, _TO_COME = 8, 10.0
+# Rejected steps in a row after which a curve is stalled; the damping has then grown by 2^27.
+_PATIENCE = 6
+# Rounding of an energy, in units of the last place times the energy.
+_NOISE = 64
 
 
-class Objective(Protocol):
-    """An energy of curves with nodes ``(B, T + 1, d)``, its expansion in the inner nodes, and whether that can be exact."""
+@dataclass
+class Descent:
+    """Curves on their way down; one entry per curve in every field."""
+
+    index: Tensor  # position in the caller's batch
+    nodes: Tensor  # (B, T + 1, d)
+    constants: Tensor  # (B, m): what the objective knows of a curve
+    energy: Tensor
+    damping: Tensor
+    rtol: Tensor  # share of the energy that may be left to gain
+    growth: Tensor  # factor by which the next rejection raises the damping
+    predicted: Tensor  # decrease predicted for the last accepted step
+    progress: Tensor  # running mean of the decrease by accepted steps
+    remaining: Tensor  # estimate of the decrease still to come
+    exact: Tensor  # whether the expansion holds the exact Hessian
+    indefinite: Tensor  # whether the exact Hessian was not positive definite here
+    certified: Tensor  # whether it was positive definite near a minimum, or nothing lower was found along it
+    hit_domain_edge: Tensor  # whether a step met a decoder that is not finite, and none has been taken freely since
+    status: Tensor
+    num_steps: Tensor
 
     @property
-    def curved(self) -> bool: ...
+    def uses_hessian(self) -> Tensor:
+        """Which curves step with the exact Hessian."""
+        return self.exact & ~self.indefinite
 
-    def energy(self, nodes: Tensor, times: Tensor, pull: Tensor) -> Tensor: ...
-
-    def expand(self, nodes: Tensor, exact: Tensor, times: Tensor, pull: Tensor) -> Expansion: ...
+    @classmethod
+    def start(cls, nodes: Tensor, constants: Tensor, damping: Tensor, rtol: Tensor, certified: Tensor) -> Descent:
+        batch = torch.arange(nodes.shape[0], device=nodes.device)
+        off = torch.zeros_like(batch, dtype=torch.bool)
+        full = torch.full_like
+        return cls(
+            index=batch,
+            nodes=nodes.clone(),
+            constants=constants,
+            energy=full(damping, torch.nan),
+            damping=damping.clone(),
+            rtol=rtol.clone(),
+            growth=full(damping, 4.0),
+            predicted=full(damping, torch.inf),
+            progress=full(damping, torch.inf),
+            remaining=full(damping, 0.0),
+            exact=off,
+            indefinite=off.clone(),
+            certified=certified.clone(),
+            hit_domain_edge=off.clone(),
+            status=full(batch, Status.MAX_STEPS),
+            num_steps=torch.zeros_like(batch),
+        )
 
 
 @dataclass(frozen=True)
 class Minimizer:
-    r"""Levenberg-Marquardt on the energy of discrete curves, each with its own damping (Nielsen's gain-ratio rule).
+    """The descent of a batch of curves on one objective.
 
-    Steps solve ``(H + λ D) s = -g``, with H the Gauss-Newton matrix, or the exact Hessian once the predicted decrease is below
-    `exact_below` of the energy, has not fallen to less than `exact_above` of the last one (Gauss-Newton is then fast enough, and
-    costs a third), and as long as that Hessian is positive definite. The damping matrix D is the diagonal of H over
-    T², so that λ = 1 balances the smoothest deformations of the curve at every resolution; a small multiple of its mean keeps
-    directions the decoder ignores from running away. A curve has converged when the decrease still to come, estimated from
-    the last two predicted decreases, or from the mean of the last actual ones, is below its `rtol` of the energy; it then leaves the batch. `pull` times the Euclidean energy is
-    added to that of chords and of straight pieces.
+    Attributes:
+        max_steps: steps per curve.
+        always_exact: use the exact Hessian from the first step on, for many digits.
     """
 
-    rtol: float
     max_steps: int
-    exact_below: float = 1e-4
-    exact_above: float = 0.4
+    always_exact: bool = False
 
     def run(
         self,
         objective: Objective,
         nodes: Tensor,
         damping: Tensor,
+        rtol: Tensor,
         *,
-        rtol: Tensor | None = None,
-        pull: Tensor | None = None,
-        times: Tensor | None = None,
-        held: Tensor | None = None,
+        constants: Tensor | None = None,
+        certified: Tensor | None = None,
     ) -> Descent:
-        """Descends from ``nodes``; returns all curves in their order, each with a `Status`. `rtol` is for each its own.
+        """Descends from ``nodes``; returns all curves in their order, each with a `Status`.
 
-        `held` is a guess of what the exact Hessian adds to the diagonal blocks, from which Gauss-Newton steps profit.
+        Curves that are not `certified` (by default all are) end only where their exact Hessian is positive definite.
         """
-        pull = torch.zeros_like(damping) if pull is None else pull
-        rtol = torch.full_like(damping, self.rtol) if rtol is None else rtol
-        times = equal_times(nodes) if times is None else times
-        model = objective.expand(nodes, torch.zeros_like(damping, dtype=torch.bool), times, pull)
-        held = damping.new_empty(len(damping), 0, 0, 0) if held is None else held
-        result = Descent.start(nodes, times, damping, pull, held, rtol)
+        constants = nodes.new_empty(len(nodes), 0) if constants is None else constants
+        every = torch.ones_like(damping, dtype=torch.bool)
+        certified = every if certified is None or not objective.has_hessian else certified
+        result = Descent.start(nodes, constants, damping, rtol, certified)
+        result.exact = every & (self.always_exact and objective.has_hessian)
+        model = objective.expand(nodes, result.exact, constants)
         result.energy = model.energy.clone()
         curves = take(result, result.index)
         curves, model = _retire(result, curves, model, ~torch.isfinite(model.energy), Status.NOT_FINITE)
@@ -79,35 +136,9 @@ class Minimizer:
                 break
             curves, model = self._step(objective, result, curves, model)
         put(result, curves.index, curves)
-        result.status = torch.where(
-            result.border & (result.status != Status.CONVERGED), Status.NOT_FINITE, result.status
-        )
+        blocked = result.hit_domain_edge & (result.status != Status.CONVERGED)
+        result.status = torch.where(blocked, Status.NOT_FINITE, result.status)
         return result
-
-    def _outlook(
-        self, curves: Descent, model: Expansion, predicted: Tensor, positive: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Which curves are near enough for the exact Hessian, which take their last step, and the decrease still to come after it."""
-        first, saddle = curves.predicted.isinf(), curves.softness.isinf()
-        rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
-        near = positive & ~curves.barred & (predicted < self.exact_below * model.energy)
-        near &= saddle | (~first & (rate > self.exact_above))
-        start = torch.where(curves.guessed, _HELD_TAIL, 1.0)
-        tail = torch.where(first, start, rate / (1 - rate).clamp_min(0.1))  # of a geometric series
-        left = predicted * torch.where(curves.newton, torch.minimum(tail, 10 * predicted / model.energy), tail)
-        last = positive & (curves.damping <= 1.0) & (left <= curves.rtol * model.energy)
-        return near, last & (~saddle | curves.known), left
-
-    def _look(
-        self, objective: Objective, curves: Descent, model: Expansion, trial: Tensor, near: Tensor, last: Tensor
-    ) -> Expansion:
-        """The trial's expansion; only its energy, which costs a fraction, where the step is the `last`."""
-        if not last.any():
-            return objective.expand(trial, near, curves.times, curves.pull)
-        ahead = take(model, torch.arange(last.numel(), device=last.device))
-        ahead.energy[last] = objective.energy(trial[last], curves.times[last], curves.pull[last])
-        _expand_some(objective, ahead, curves, trial, near, ~last)
-        return ahead
 
     def _step(
         self, objective: Objective, result: Descent, curves: Descent, model: Expansion
@@ -116,93 +147,113 @@ class Minimizer:
         step, predicted, positive = _solve(curves, model)
         trial = curves.nodes.clone()
         trial[:, 1:-1] += step
-        first, guessed = curves.predicted.isinf(), curves.guessed
-        _soften(curves, model, predicted, first & guessed)
-        near, last, left = self._outlook(curves, model, predicted, positive)
-        near &= objective.curved
-        ahead = self._look(objective, curves, model, trial, near, last)
-        noise = 64 * torch.finfo(trial.dtype).eps * model.energy
+        noise = _NOISE * torch.finfo(trial.dtype).eps * model.energy
         flat = positive & (predicted <= noise)
+        near, last, remaining = self._forecast(curves, model, predicted, positive, flat)
+        near = near & objective.has_hessian
+        leaving = (last | flat) & curves.indefinite & ~curves.certified
+        if leaving.any():
+            some = curves.nodes[leaving], curves.constants[leaving], take(model, leaving)
+            trial[leaving], decrease = escape(objective, *some)
+            # with nothing lower the step is rejected
+            predicted[leaving] = torch.where(decrease > 0, decrease, torch.inf)
+        flat, last = flat & ~leaving, last & ~leaving
+        ahead = _expand_trial(objective, curves, model, trial, near, last)
         gain = (model.energy - ahead.energy) / predicted
-        if curves.held.numel():  # a first step is not the last if it brings other than was predicted
-            doubtful = last & first & guessed & ((gain - 1).abs() > _DOUBT)
-            _expand_some(objective, ahead, curves, trial, near, doubtful)
-            last = last & ~doubtful
         accepted = positive & torch.where(flat, ahead.energy <= model.energy + noise, gain > 1e-3)
 
         # steps cut short where the decoder ends look like the last ones of a descent
         free = accepted & (curves.damping <= 1.0)
-        curves.border = (curves.border | ~torch.isfinite(ahead.energy)) & ~free
+        curves.hit_domain_edge = (curves.hit_domain_edge | ~torch.isfinite(ahead.energy)) & ~free
+        curves.certified = curves.certified | ((last | flat) & curves.uses_hessian) | (leaving & ~accepted)
+        precise = curves.damping <= 1e-3 * _SLIGHT_DAMPING
+        settled = flat & curves.certified & (precise | (not self.always_exact))
+        converged = settled | (accepted & last)
         _record(curves, accepted, model.energy - ahead.energy)
-        slow = accepted & (curves.num_steps >= _TRIED) & (10 * curves.progress <= curves.rtol * model.energy)
-        converged = flat | (accepted & last) | slow
-        to_come = torch.where(
-            flat, 0.0, torch.where(last, left, torch.where(slow, 10 * curves.progress, 10 * predicted))
-        )
-        curves.left = torch.where(accepted | flat, to_come, curves.left)
+        left = torch.where(last | flat, remaining, 10 * predicted)
+        curves.remaining = torch.where(accepted | flat, left, curves.remaining)
         curves = _moved(curves, trial, ahead, accepted, predicted, near)
-        _adapt(curves, accepted, gain)
+        _adapt(curves, accepted, torch.where(flat, 1.0, gain))
+        _restart(curves, leaving & accepted)
         model = merge(accepted, ahead, model)
         stalled = (curves.growth > 4.0 * 2**_PATIENCE) & ~converged
-        level = stalled & (curves.predicted <= 1e-8 * model.energy)  # what is left is rounding
-        settled = torch.where(converged | level, Status.CONVERGED, Status.STALLED)
-        status = torch.where(curves.border, Status.NOT_FINITE, settled)
+        rounded = stalled & (curves.predicted <= 1e-8 * model.energy)  # what is left is rounding
+        status = torch.where(converged | rounded, Status.CONVERGED, Status.STALLED)
+        status = torch.where(curves.hit_domain_edge, Status.NOT_FINITE, status)
         return _retire(result, curves, model, converged | stalled, status)
 
+    def _forecast(
+        self, curves: Descent, model: Expansion, predicted: Tensor, positive: Tensor, flat: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Which curves want the exact Hessian next, which take their last step, and the decrease still to come after it."""
+        first, enough = curves.predicted.isinf(), curves.rtol * model.energy
+        rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
+        tail = torch.where(first, 1.0, rate / (1 - rate).clamp_min(0.1))  # of a geometric series
+        quadratic = torch.minimum(tail, 10 * predicted / model.energy)
+        newton = curves.uses_hessian & (curves.damping <= _SLIGHT_DAMPING)
+        remaining = predicted * torch.where(newton, quadratic, tail)
+        regular = (curves.damping <= 1.0) & (remaining <= enough)
+        to_come = _TO_COME * curves.progress
+        crawling = (curves.num_steps >= _MIN_STEPS) & (to_come <= enough)
+        last = positive & (regular | crawling)
+        unsure = (last | flat) & ~curves.certified & ~curves.exact
+        slow = ~first & (rate > EXACT_ABOVE) & (predicted < EXACT_BELOW * model.energy) & ~curves.indefinite
+        near = positive & (slow | unsure | self.always_exact)
+        return near, last & ~unsure, torch.where(crawling & ~regular, to_come, remaining)
 
-def _expand_some(
-    objective: Objective, ahead: Expansion, curves: Descent, trial: Tensor, near: Tensor, rows: Tensor
-) -> None:
-    """Writes the expansions of some trials."""
-    rows = rows.nonzero()[:, 0]
+
+def _expand_trial(
+    objective: Objective, curves: Descent, model: Expansion, trial: Tensor, near: Tensor, last: Tensor
+) -> Expansion:
+    """The trial's expansion; only its energy, which costs a fraction, where the step is the `last`."""
+    if not last.any():
+        return objective.expand(trial, near, curves.constants)
+    ahead = take(model, torch.arange(last.numel(), device=last.device))
+    ahead.energy[last] = objective.energy(trial[last], curves.constants[last])
+    rows = (~last).nonzero()[:, 0]
     if rows.numel():
-        put(ahead, rows, objective.expand(trial[rows], near[rows], curves.times[rows], curves.pull[rows]))
+        put(ahead, rows, objective.expand(trial[rows], near[rows], curves.constants[rows]))
+    return ahead
 
 
 def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
     """The damped step, the decrease the model predicts for it, and whether the damped Hessian is positive definite.
 
-    Where the exact Hessian is not, the curve is `barred` from it and takes a Gauss-Newton step.
+    Where the exact Hessian is not, the curve takes a Gauss-Newton step.
     """
-    num_segments, d = curves.nodes.shape[1] - 1, curves.nodes.shape[2]
-    scale = model.diagonal.diagonal(dim1=-2, dim2=-1).abs()
-    scale = (scale + 1e-2 * scale.mean(-1, keepdim=True)) / num_segments**2
-    damped = curves.damping[:, None, None] * scale
+    num_inner, d = curves.nodes.shape[1] - 2, curves.nodes.shape[2]
+    damped = curves.damping[:, None, None] * damping_scale(model, d, num_inner + 1)
     hessian = model.diagonal + torch.diag_embed(damped)
-    exact = curves.known
-    guess = curves.held if curves.held.numel() else 0.0
-    full = hessian + torch.where(exact[:, None, None, None], model.curvature, guess)
+    full = hessian + torch.where(curves.uses_hessian[:, None, None, None], model.curvature, 0.0)
     step, positive = solve_tridiagonal(full, model.upper, -model.gradient)
-    saddle = (exact | curves.guessed) & ~positive
+    saddle = curves.uses_hessian & ~positive
     if saddle.any():
-        step[saddle], positive[saddle] = solve_tridiagonal(
-            hessian[saddle], model.upper[saddle], -model.gradient[saddle]
-        )
-        curves.barred |= saddle & exact
-        curves.softness = torch.where(saddle & ~exact, torch.inf, curves.softness)
-        curves.held = torch.where(saddle[:, None, None, None], 0.0, curves.held)
+        gauss = hessian[saddle], model.upper[saddle], -model.gradient[saddle]
+        step[saddle], positive[saddle] = solve_tridiagonal(*gauss)
+        curves.indefinite = curves.indefinite | saddle
     predicted = 0.5 * (damped * step * step - model.gradient * step).sum((1, 2))
     positive = positive & torch.isfinite(predicted)
-    step = torch.where(positive[:, None, None], step, 0.0).flatten(1)
-    return step[:, : (num_segments - 1) * d].unflatten(1, (-1, d)), predicted, positive
+    step = torch.where(positive[:, None, None], step, 0.0)
+    return inner_nodes(step, num_inner, d), predicted, positive
 
 
-def _soften(curves: Descent, model: Expansion, predicted: Tensor, rows: Tensor) -> None:
-    """Says how much further the guessed curvature lets curves fall than Gauss-Newton would."""
-    if rows.any():
-        plain = take(curves, rows)
-        plain.held = torch.zeros_like(plain.held)
-        curves.softness[rows] = (predicted[rows] / _solve(plain, take(model, rows))[1]).nan_to_num(1.0).clamp_min(1.0)
+def damping_scale(model: Expansion, d: int, num_segments: int) -> Tensor:
+    """The diagonal D of the damping, ``(B, n, k)``."""
+    scale = model.diagonal.diagonal(dim1=-2, dim2=-1).abs().unflatten(-1, (-1, d))
+    return (scale + _EVEN_DAMPING * scale.mean(-1, keepdim=True)).flatten(2) / num_segments**2
+
+
+def inner_nodes(step: Tensor, num_inner: int, d: int) -> Tensor:
+    """A step in the unknowns of an expansion, as a step of the inner nodes ``(B, num_inner, d)``."""
+    return step.flatten(1)[:, : num_inner * d].unflatten(1, (num_inner, d))
 
 
 def _moved(
     curves: Descent, trial: Tensor, ahead: Expansion, accepted: Tensor, predicted: Tensor, near: Tensor
 ) -> Descent:
-    """The curves after their step, where it was accepted; what an exact expansion knew of the curvature is kept."""
-    known = (accepted & near)[:, None, None, None]
+    """The curves after their step, where it was accepted."""
     return replace(
         curves,
-        held=torch.where(known, ahead.curvature, curves.held) if curves.held.numel() else curves.held,
         nodes=torch.where(accepted[:, None, None], trial, curves.nodes),
         energy=torch.where(accepted, ahead.energy, curves.energy),
         predicted=torch.where(accepted, predicted, curves.predicted),
@@ -212,7 +263,7 @@ def _moved(
 
 
 def _record(curves: Descent, accepted: Tensor, decrease: Tensor) -> None:
-    """Keeps the running mean of decreases: in a rough valley steps promise much more than they bring."""
+    """Keeps the running mean of decreases."""
     mean = torch.where(curves.progress.isinf(), decrease, torch.lerp(curves.progress, decrease, 0.3))
     curves.progress = torch.where(accepted, mean, curves.progress)
 
@@ -223,7 +274,14 @@ def _adapt(curves: Descent, accepted: Tensor, gain: Tensor) -> None:
     raised = (curves.damping * curves.growth).clamp_min(1e-3)
     curves.damping = torch.where(accepted, (curves.damping * shrink).clamp_min(_LEAST_DAMPING), raised)
     curves.growth = torch.where(accepted, 4.0, curves.growth * 2)
-    curves.barred = curves.barred & ~accepted
+    curves.indefinite = curves.indefinite & ~accepted
+
+
+def _restart(curves: Descent, rows: Tensor) -> None:
+    """Begins the descent anew for curves that left a saddle."""
+    curves.predicted = torch.where(rows, torch.inf, curves.predicted)
+    curves.progress = torch.where(rows, torch.inf, curves.progress)
+    curves.damping = torch.where(rows, 0.1, curves.damping)
 
 
 def _retire(

@@ -1,0 +1,206 @@
+r"""The energy of a discrete curve, with the derivatives a second-order solver needs.
+
+A curve of nodes :math:`z_0, \dots, z_T` has the symmetric chord energy :math:`E = T \sum_i \mathrm{ds}^2(z_i, z_{i+1})`, of
+order two in the number of segments. For a metric with a dual embedding :math:`(\phi, \psi)`,
+:math:`r_i = \phi_{i+1} - \phi_i` and :math:`s_i = \psi_{i+1} - \psi_i`,
+
+.. math::
+   E &= T \sum_i r_i \cdot s_i, \\
+   \nabla_i E &= T \left[ D\phi_i^\top (s_{i-1} - s_i) + D\psi_i^\top (r_{i-1} - r_i) \right], \\
+   A_i &= 2T (D\phi_i^\top D\psi_i + D\psi_i^\top D\phi_i), \qquad
+   U_i = -T (D\phi_i^\top D\psi_{i+1} + D\psi_i^\top D\phi_{i+1}),
+
+where A and U are the Gauss-Newton blocks. They need first derivatives of the decoder only, and are the whole Hessian up to the
+second derivatives of :math:`\phi, \psi` weighted by the residual, which `curvature` adds for exact Newton steps.
+
+A metric that knows only ``tensor`` and ``ds2`` gets the Hessian of :math:`T \sum_i \Delta_i^\top G_i \Delta_i` with frozen
+:math:`G_i = \frac12 (M_i + M_{i+1})`: the step of GEORCE (Rygaard & Hauberg 2025), which is its closed-form solution, with
+damping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from pullback._autodiff.derivatives import constant_hessian
+from pullback._curves.curve import Polyline
+from pullback._decoders.contract import unvalidated
+from pullback._metrics.base import Metric
+from pullback._numerics.rows import concatenate
+from pullback._solvers.objective import Expansion, NoEmbeddingError, Objective, Work
+
+# Bytes of decoded points held at a time: on a CPU what stays in its cache, or more where a point has few features and
+# calls cost more than points (benchmarks/geodesics.py, VAE and toy); on an accelerator a share of its memory
+# (benchmarks/geodesics_gpu.py).
+_CACHE_BYTES, _FEW_BYTES, _DEVICE_BYTES = 2**24, 2**27, 2**31
+_FEW_FEATURES = 64
+
+
+@dataclass(frozen=True)
+class ChordEnergy(Objective):
+    """Energies of batches of nodes ``(B, T + 1, d)`` under a metric, in chunks of bounded memory.
+
+    Attributes:
+        metric: the geometry.
+        num_parts: distinct maps in the metric's embedding: 1 if it is Euclidean, 2 if it is a dual pair, 0 if there is none.
+        num_features: entries of one of these maps.
+        chunk_bytes: memory for decoded points.
+        work: counts of what was decoded.
+    """
+
+    metric: Metric
+    num_parts: int
+    num_features: int
+    chunk_bytes: int
+    work: Work = field(default_factory=Work)
+
+    @classmethod
+    def of(cls, metric: Metric, nodes: Tensor, chunk_bytes: int | None = None) -> ChordEnergy:
+        """Finds out, at a few nodes, whether the metric has an embedding and how large it is."""
+        probe = Polyline(nodes[:4]).resample(9).flatten(0, 1)
+        with torch.no_grad():
+            dual = metric.embed(probe)
+        num_features = nodes.shape[-1] ** 2 if dual is None else dual[0].shape[-1]
+        num_parts = 0 if dual is None else 1 if dual[0] is dual[1] else 2
+        return cls(metric, num_parts, num_features, chunk_bytes or _chunk_bytes(nodes, num_features))
+
+    @classmethod
+    def checked(cls, metric: Metric, nodes: Tensor) -> ChordEnergy:
+        """As `of`, in the metric's embedding only if it has one at all ``nodes``."""
+        chords = cls.of(metric, nodes)
+        try:
+            with torch.no_grad(), unvalidated():
+                chords.energy(nodes)
+        except NoEmbeddingError:
+            return replace(chords, num_parts=0)
+        return chords
+
+    @property
+    def has_hessian(self) -> bool:
+        return self.num_parts > 0
+
+    def width(self, nodes: Tensor) -> int:
+        """Numbers that a decoded point and its derivatives in the codes are."""
+        return self.num_features * (1 + nodes.shape[-1])
+
+    def chords(self, nodes: Tensor, coarsest: int = 1) -> list[Tensor]:
+        """``ds2`` between nodes at strides ``coarsest, coarsest / 2, ..., 1``: each of shape ``(B, T / stride)``."""
+        strides = [2**k for k in reversed(range(coarsest.bit_length()))]
+        parts = [self._chords(chunk, strides) for chunk in nodes.split(self.chunk_size(nodes, 3))]
+        return [torch.cat(level) for level in zip(*parts, strict=True)]
+
+    def energy(self, nodes: Tensor, constants: Tensor | None = None) -> Tensor:
+        """``T Σ ds2``, shape ``(B,)``."""
+        return total_energy(self.chords(nodes)[0])
+
+    def expand(self, nodes: Tensor, exact: Tensor, constants: Tensor | None = None) -> Expansion:
+        """The Gauss-Newton expansion; with the exact Hessian for the curves where `exact` is true."""
+        size = self.chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
+        chunks = zip(nodes.split(size), exact.split(size), strict=True)
+        return concatenate([self._expand(*chunk) for chunk in chunks])
+
+    def chunk_size(self, nodes: Tensor, copies: int) -> int:
+        """Curves that may be decoded at a time, if each point of theirs takes so many times its own memory."""
+        per_curve = nodes.shape[1] * self.num_features * nodes.element_size() * copies * max(1, self.num_parts)
+        return max(1, self.chunk_bytes // per_curve)
+
+    def parts(self, z: Tensor, origin: Tensor) -> tuple[Tensor, ...]:
+        """The distinct maps of the embedding at ``z``; `origin` only matters to pairs."""
+        dual = self.metric.embed(z, origin=origin if self.num_parts == 2 else None)
+        if dual is None:
+            raise NoEmbeddingError(
+                "The metric has an embedding at some codes and none at others: a parameter that must be constant (a total "
+                "count, degrees of freedom) varies with the code. Use pullback.ScoreMetric or pullback.DivergenceMetric."
+            )
+        return dual[: self.num_parts]
+
+    def frame(self, z: Tensor, origin: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The distinct maps of the embedding at ``z (B, n, d)`` and their Jacobians, ``(d, B, n, F)``."""
+        return self.metric.frame(z, origin=origin if self.num_parts == 2 else None)
+
+    def hessians(self, z: Tensor, forces: list[Tensor], origin: Tensor) -> Tensor:
+        """Hessians ``(B, n, d, d)`` of the mean over the maps of ``2 force · map``, symmetric."""
+
+        def pairing(x: Tensor) -> Tensor:
+            products = torch.stack([(part * f).sum(-1) for part, f in zip(self.parts(x, origin), forces, strict=True)])
+            return 2 * products.mean(0)
+
+        blocks = constant_hessian(pairing, z)
+        return 0.5 * (blocks + blocks.mT)
+
+    def _chords(self, nodes: Tensor, strides: list[int]) -> list[Tensor]:
+        self.work.add(nodes.shape[0] * nodes.shape[1])
+        if self.num_parts == 0:
+            return [self.metric.ds2(nodes[:, :-1:k], nodes[:, k::k]) for k in strides]
+        parts = self.parts(nodes, nodes[:, :1])
+        steps = [[x[:, k::k] - x[:, :-1:k] for x in parts] for k in strides]
+        return [(step[0] * step[-1]).sum(-1) for step in steps]
+
+    def _expand(self, nodes: Tensor, exact: Tensor) -> Expansion:
+        self.work.add(nodes.shape[0] * nodes.shape[1] * (1 + nodes.shape[-1]))
+        if self.num_parts == 0:
+            return self._expand_by_tensor(nodes)
+        T, shape = nodes.shape[1] - 1, nodes.shape[:2]
+        values, tangents = self.frame(nodes, nodes[:, :1])
+        steps = [x.diff(dim=1) for x in values]
+        energy = total_energy((steps[0] * steps[-1]).sum(-1))
+        bends = [T * (x[:, :-1] - x[:, 1:]) for x in steps]
+        # products of all nodes of all curves in a row, without copies; those between two curves are left out afterwards
+        rows = [J.flatten(1, 2).transpose(0, 1) for J in tangents]
+        forces = [torch.nn.functional.pad(x, (0, 0, 1, 1)).flatten(0, 1)[:, None] for x in bends]
+        gradient = _paired(rows, forces).unflatten(0, shape)[:, 1:-1, :, 0]
+        diagonal = 2 * T * _paired(rows, rows).unflatten(0, shape)[:, 1:-1]
+        next_ = _paired([J[:-1] for J in rows], [J[1:] for J in rows])
+        upper = -T * torch.nn.functional.pad(next_, (0, 0, 0, 0, 0, 1)).unflatten(0, shape)[:, 1:-2]
+        curvature = torch.zeros_like(diagonal)
+        if exact.any():
+            inner, forces = nodes[exact, 1:-1], [x[exact] for x in reversed(bends)]
+            self.work.add(inner.shape[:2].numel() * 3 * (1 + inner.shape[-1]))
+            curvature[exact] = self.hessians(inner, forces, nodes[exact, :1])
+        return Expansion(energy, gradient, diagonal, upper, curvature)
+
+    def _expand_by_tensor(self, nodes: Tensor) -> Expansion:
+        T = nodes.shape[1] - 1
+        with torch.enable_grad():
+            free = nodes.detach().requires_grad_()
+            chords = self.metric.ds2(free[:, :-1], free[:, 1:])
+            (gradient,) = torch.autograd.grad(T * chords.sum(), free)
+        M = self.metric.tensor(nodes)
+        G = T * (M[:, :-1] + M[:, 1:])
+        diagonal = G[:, :-1] + G[:, 1:]
+        energy = total_energy(chords.detach())
+        return Expansion(energy, gradient[:, 1:-1], diagonal, -G[:, 1:-1], torch.zeros_like(diagonal))
+
+
+def _chunk_bytes(nodes: Tensor, num_features: int) -> int:
+    if nodes.device.type != "cpu":
+        return _DEVICE_BYTES
+    return _CACHE_BYTES if num_features > _FEW_FEATURES else _FEW_BYTES
+
+
+def total_energy(chords: Tensor) -> Tensor:
+    """``T Σ ds2``; infinite where a squared chord is negative beyond rounding, which only happens outside the domain."""
+    outside = chords.amin(-1) < -1e-6 * chords.abs().sum(-1)
+    return torch.where(outside, torch.inf, chords.shape[-1] * chords.sum(-1))
+
+
+def total_length(chords: Tensor) -> Tensor:
+    """``Σ ds``."""
+    return chords.clamp_min(0).sqrt().sum(-1)
+
+
+def lerp_nodes(nodes: Tensor, factor: int) -> Tensor:
+    """Nodes and `factor - 1` points on the straight pieces between each two of them."""
+    w = torch.arange(factor, dtype=nodes.dtype, device=nodes.device)[:, None] / factor
+    pieces = torch.lerp(nodes[:, :-1, None], nodes[:, 1:, None], w).flatten(1, 2)
+    return torch.cat([pieces, nodes[:, -1:]], 1)
+
+
+def _paired(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """``Lφ Rψᵀ + Lψ Rφᵀ``; twice the one product for a Euclidean embedding."""
+    if len(left) == 1:
+        return 2 * (left[0] @ right[0].mT)
+    return left[0] @ right[1].mT + left[1] @ right[0].mT

@@ -1,0 +1,89 @@
+"""How far the path a level found is from the minimum, and when it counts as converged."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pullback._solvers.base import Status
+from pullback._solvers.measure import Measurement
+from pullback._solvers.newton import Descent
+from pullback._solvers.paths import Paths
+from pullback._solvers.plan import WALLED_SEGMENTS, Plan
+
+# What a single level lacks, over the square of what refinement adds to its energy: nodes that are off by h² cost h⁴. Covers
+# every path of the VAE and the toy problem.
+_SINGLE_LEVEL = 30.0
+# Part of the last change that the finer of two levels still lacks: the rest of a series of order four falls by 15 (twice that is
+# allowed for where decoding is expensive and lengths are compared), of order two by 3.
+_ORDER_FOUR, _EXPENSIVE_ORDER_FOUR, _ORDER_TWO = 1 / 15, 1 / 7, 1 / 3
+# Factor by which the error must fall from level to level if a finer one is to pay, once it is below `accept` (toy problem).
+_WORTHWHILE = 3.0
+# Segments with which the path of a small decoder ends at least: its initial velocity is then right to half a per cent
+# (test_curve_is_the_known_geodesic_at_constant_speed).
+_LEAST_SEGMENTS = 32
+
+
+def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, expensive: bool) -> Tensor:
+    """Estimates how far the length of the spline through a level's nodes is from that of the minimum, relative to it."""
+    scale = _scale(paths, found)
+    # Energies also count how unevenly a spline is run through, which a finer level evens out faster than it shortens the
+    # path. Where decoding is expensive lengths are compared.
+    last, now = (paths.length.square(), found.length.square()) if expensive else (paths.energy, found.energy)
+    theory = _EXPENSIVE_ORDER_FOUR if expensive else _ORDER_FOUR
+    share = torch.where(worse, 1.0, torch.where(found.asymptotic, theory, _ORDER_TWO))
+    change = (share * (now - last).abs() / scale).nan_to_num(torch.inf)
+    gap = (found.energy - descent.energy).abs() / scale
+    alone = torch.where(found.asymptotic, _SINGLE_LEVEL * gap.square(), gap)
+    # a minimum has constant speed, so what its energy has over the square of its length is yet to be gained
+    unsteady = (descent.energy - found.chord_length.square()).clamp_min(0) / scale
+    single = paths.error.isnan()
+    both = torch.where(paths.settled, change, torch.maximum(alone, change))
+    # small decoders are refined until kinks show, and nodes at kinks are unsteady for another reason
+    trusted = single | (found.asymptotic & expensive)
+    rest = torch.where(single, alone, both) + torch.where(trusted, unsteady, 0.0)
+    return 0.5 * (found.error + rest + descent.remaining / scale)  # half that of the energy
+
+
+def element_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, change: Tensor) -> Tensor:
+    """The same for elements, whose energy changes by the share `change` on finer ones.
+
+    Twice the change bounds what a minimum of the approximate energy has above the true one; mostly it is a tenth.
+    """
+    scale = _scale(paths, found)
+    unsteady = (found.energy - found.length.square()).clamp_min(0) / scale
+    estimate = 0.5 * torch.maximum(change, unsteady) + descent.remaining / scale
+    return torch.where(worse, (found.energy - paths.energy).abs() / scale, estimate)
+
+
+def piece_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor) -> Tensor:
+    """The same for straight pieces, which have order two."""
+    scale = _scale(paths, found)
+    change = torch.where(worse, 1.0, _ORDER_TWO) * (found.energy - paths.energy).abs() / scale
+    change = torch.where(paths.error.isnan(), torch.inf, change.nan_to_num(torch.inf))
+    return 0.5 * (found.error + change + descent.remaining / scale)
+
+
+def judge(plan: Plan, new: Paths, old: Paths, discarded: Tensor) -> tuple[Tensor, Tensor]:
+    """The status of each curve if it ended on this level, and whether it does: the one definition of convergence.
+
+    A curve has converged if the estimate of its error is at most `plan.accept`, whatever the descent on its last level said,
+    unless the decoder is not finite beside it. It ends when its error is what was aimed at and its minimum was found, when
+    finer levels no longer pay, or when there are none. A level whose path was `discarded` ends nothing.
+    """
+    level = new.nodes.shape[1] - 1
+    at_edge = new.status == Status.NOT_FINITE
+    still = (new.status == Status.CONVERGED) | (new.status == Status.STALLED) | at_edge
+    known = (new.error <= plan.accept) & ~at_edge
+    missed = plan.rtol_given & (new.error > plan.rtol)
+    good = torch.where(missed, Status.ABOVE_RTOL, Status.CONVERGED)
+    status = torch.where(known, good, torch.where(still & ~at_edge, Status.UNRESOLVED, new.status))
+    fine = level >= WALLED_SEGMENTS
+    slow = still & (new.error <= plan.accept) & (new.error > old.error / _WORTHWHILE) & fine
+    reached = (new.error <= plan.stop_rtol(new.nodes)) & (still | fine)
+    reached &= plan.expensive or level >= _LEAST_SEGMENTS
+    return status, (~discarded & (slow | reached)) | plan.is_finest(level)
+
+
+def _scale(paths: Paths, found: Measurement) -> Tensor:
+    return torch.fmin(paths.energy, found.energy).clamp_min(torch.finfo(found.energy.dtype).tiny)

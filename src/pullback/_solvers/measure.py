@@ -1,0 +1,85 @@
+"""Energies and lengths of the paths between nodes: numbers that belong to the path, not to its discretization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback._numerics.spline import refine
+from pullback._solvers import elements
+from pullback._solvers.chords import ChordEnergy, lerp_nodes, total_energy, total_length
+from pullback._solvers.elements import ElementEnergy
+
+# Ratios of the errors at T and 2T segments that count as the four of theory (VAE: between them all smooth paths, outside kinks).
+_LEAST_RATIO, _LARGEST_RATIO = 3.0, 5.0
+# Segments on which a curve in elements is measured at least: thinner walls are stepped over.
+_LEAST_MEASURED = 32
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Energy and length of paths, independent of their nodes up to `error`, relative to the energy.
+
+    `chord_length` is the length that the chords between the nodes see; at a minimum of their energy it is its root.
+    `asymptotic` says that errors fall by about four as segments are halved, so that theory may be believed.
+    """
+
+    energy: Tensor
+    length: Tensor
+    error: Tensor
+    chord_length: Tensor
+    asymptotic: Tensor
+
+
+def measure_spline(chords: ChordEnergy, nodes: Tensor) -> Measurement:
+    """Measures the splines through ``nodes`` of T segments on T, 2T and 4T segments, by Romberg extrapolation."""
+    ds2 = chords.chords(refine(nodes, 4), 4)
+    energies, lengths = [total_energy(x) for x in ds2], [total_length(x) for x in ds2]
+    energy, error = romberg(*energies)
+    length = romberg(*lengths, linear=True)[0]
+    return Measurement(energy, length, _relative(error, energy), lengths[0], _asymptotic(*energies))
+
+
+def measure_pieces(chords: ChordEnergy, nodes: Tensor, substeps: int) -> Measurement:
+    """Measures the straight pieces between ``nodes``, each in `substeps` chords; the error is judged by half as many."""
+    coarse, fine = chords.chords(lerp_nodes(nodes, substeps), 2)
+    energy, length = total_energy(fine), total_length(fine)
+    error = _relative((energy - total_energy(coarse)).abs(), energy)
+    return Measurement(energy, length, error, length, error.isnan())
+
+
+def measure_elements(energy: ElementEnergy, nodes: Tensor, solved: Tensor) -> tuple[Measurement, Tensor]:
+    """Measures curves on shorter elements; also the relative change from the energy they were `solved` with."""
+    fine = elements.halved(nodes)
+    while fine.shape[1] <= _LEAST_MEASURED:
+        fine = elements.halved(fine)
+    found, length = energy.measure(fine, elements.equal_times(fine))
+    change = _relative((found - solved).abs(), found)
+    return Measurement(found, length, torch.zeros_like(found), length, torch.isfinite(change)), change
+
+
+def romberg(coarse: Tensor, middle: Tensor, fine: Tensor, *, linear: bool = False) -> tuple[Tensor, Tensor]:
+    """Two Richardson steps for values of order two at T, 2T, 4T, and an estimate of the error.
+
+    Where the differences do not fall by about four the values are not in the asymptotic range: the finest one is returned as
+    it is, and the last difference as its error. With `linear` that difference is added once more, because at the kinks of a
+    decoder chords miss a part in proportion to their length.
+    """
+    first, second = middle + (middle - coarse) / 3, fine + (fine - middle) / 3
+    change = fine - middle
+    regular = change.abs() <= 0.35 * (middle - coarse).abs() + 1e-12 * fine.abs()
+    irregular = fine + change.clamp_min(0) if linear else fine
+    value = torch.where(regular, second + (second - first) / 15, irregular)
+    return value, torch.where(regular, (second - first).abs() / 15, change.abs())
+
+
+def _asymptotic(coarse: Tensor, middle: Tensor, fine: Tensor) -> Tensor:
+    first, second = (middle - coarse).abs(), (fine - middle).abs()
+    noise = 64 * torch.finfo(fine.dtype).eps * fine.abs()
+    return (second <= noise) | ((first <= _LARGEST_RATIO * second) & (first >= _LEAST_RATIO * second))
+
+
+def _relative(error: Tensor, energy: Tensor) -> Tensor:
+    return error / energy.clamp_min(torch.finfo(energy.dtype).tiny)

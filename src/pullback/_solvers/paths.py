@@ -1,0 +1,187 @@
+"""Paths between levels of resolution: how they are refined, compared and put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pullback._curves.curve import Polyline
+from pullback._curves.speed import equal_spacing, mixed_steps
+from pullback._numerics.rows import concatenate, take
+from pullback._numerics.spline import refine
+from pullback._solvers.base import Solution, Status
+from pullback._solvers.chords import ChordEnergy, lerp_nodes
+from pullback._solvers.measure import Measurement, measure_pieces
+from pullback._solvers.newton import Descent
+
+# Excess of the energy of a path over the square of its length from which its speed is made even, the segments from which on
+# that is done, and the points it takes (toy problem; fewer segments are only used by callers who want a coarse path).
+_UNEVEN, _UNEVEN_SEGMENTS, _EVEN_POINTS = 1e-2, 64, 1024
+# Points per piece at which its length is measured, and the part of the time that goes by Euclidean length (toy problem).
+_SUBSTEPS, _EUCLIDEAN_SHARE = 8, 3e-3
+
+
+@dataclass
+class Paths:
+    """Curves at one level, with the best path of each so far and its measurement; one entry per curve in every field."""
+
+    index: Tensor
+    nodes: Tensor  # (B, T + 1, d)
+    points: Tensor  # (B, N + 1, d): the best path
+    is_spline: Tensor  # whether `points` stand for the spline through them, or for the straight pieces between
+    damping: Tensor
+    energy: Tensor
+    length: Tensor
+    error: Tensor  # of the length; NaN before the first level
+    status: Tensor
+    strict: Tensor
+    num_steps: Tensor  # on this level
+    was_walled: Tensor  # whether the curve has been through the walled regime
+    settled: Tensor  # whether the last level was solved to its tolerance
+    certified: Tensor  # whether the exact Hessian was positive definite at the minimum of some level
+
+    @classmethod
+    def start(cls, nodes: Tensor) -> Paths:
+        index = torch.arange(nodes.shape[0], device=nodes.device)
+        off = torch.zeros_like(index, dtype=torch.bool)
+        unknown = torch.full((nodes.shape[0],), torch.nan, dtype=nodes.dtype, device=nodes.device)
+        return cls(
+            index=index,
+            nodes=nodes,
+            points=nodes,
+            is_spline=off,
+            damping=torch.full_like(unknown, 0.1),
+            energy=unknown,
+            length=unknown.clone(),
+            error=unknown.clone(),
+            status=torch.full_like(index, Status.UNRESOLVED),
+            strict=off.clone(),
+            num_steps=torch.zeros_like(index),
+            was_walled=off.clone(),
+            settled=off.clone(),
+            certified=off.clone(),
+        )
+
+    def on(self, num_segments: int) -> Tensor:
+        """The best paths on `num_segments` segments, a multiple or a divisor of their own number."""
+        present = self.points.shape[1] - 1
+        if num_segments <= present:
+            return self.points[:, :: present // num_segments]
+        factor = num_segments // present
+        if self.is_spline.all():
+            return refine(self.points, factor)
+        lines = lerp_nodes(self.points, factor)
+        return torch.where(self.is_spline[:, None, None], refine(self.points, factor), lines)
+
+
+def keep_better(
+    paths: Paths,
+    descent: Descent,
+    found: Measurement,
+    worse: Tensor,
+    error: Tensor,
+    points: Tensor,
+    *,
+    spline: bool = True,
+) -> Paths:
+    """The path a level found, shown by ``points`` at equal times, or the one it started from where that is better."""
+    is_spline = torch.full_like(worse, spline)
+    width = max(paths.points.shape[1], points.shape[1]) - 1
+    new = replace(paths, points=points, is_spline=is_spline)
+    return replace(
+        paths,
+        nodes=descent.nodes,
+        points=torch.where(worse[:, None, None], paths.on(width), new.on(width)),
+        is_spline=torch.where(worse, paths.is_spline, is_spline),
+        damping=descent.damping,
+        energy=torch.where(worse, paths.energy, found.energy),
+        length=torch.where(worse, paths.length, found.length),
+        error=error,
+        status=torch.where(found.energy.isfinite(), descent.status, Status.NOT_FINITE),
+        strict=descent.uses_hessian & ~worse,
+        num_steps=descent.num_steps,
+        settled=descent.status == Status.CONVERGED,
+        certified=descent.certified,
+    )
+
+
+def cut_pieces(chords: ChordEnergy, nodes: Tensor, num_segments: int) -> Tensor:
+    """The same path in more straight pieces, more of them where it is longer; all corners stay where they are.
+
+    Corners lie at kinks of the decoder, and nodes do not pass those downhill: only this evens out the speed.
+    """
+    if not len(nodes):
+        return nodes.new_empty(0, num_segments + 1, nodes.shape[2])
+    parts, spare = _piece_shares(chords, nodes, _SUBSTEPS), num_segments - (nodes.shape[1] - 1)
+    wanted = (num_segments * parts - 1).clamp_min(0)
+    ends = (spare * wanted.cumsum(-1) / wanted.sum(-1, keepdim=True).clamp_min(1e-9)).round().long()
+    ends = ends + torch.arange(1, ends.shape[1] + 1, device=ends.device)  # every piece is kept, and some are cut
+    ends[:, -1] = num_segments
+    begins = torch.nn.functional.pad(ends[:, :-1], (1, 0))
+    new = torch.arange(num_segments, device=ends.device).expand(len(ends), -1).contiguous()
+    piece = torch.searchsorted(ends, new, right=True)
+    begin, count = begins.gather(1, piece), (ends - begins).gather(1, piece)
+    left, right = (nodes.take_along_dim(i[..., None], 1) for i in (piece, piece + 1))
+    inner = torch.lerp(left, right, ((new - begin) / count)[..., None].to(nodes))
+    return torch.cat([inner, nodes[:, -1:]], 1)
+
+
+def _piece_shares(chords: ChordEnergy, nodes: Tensor, substeps: int) -> Tensor:
+    """The pieces' parts of the length of a path, with a little of the Euclidean length."""
+    lengths = chords.chords(lerp_nodes(nodes, substeps))[0].clamp_min(0).sqrt().unflatten(1, (-1, substeps)).sum(-1)
+    return mixed_steps(lengths, nodes.diff(dim=1).norm(dim=-1), _EUCLIDEAN_SHARE)
+
+
+def join(groups: list[Paths]) -> Paths:
+    """Curves that meet on a level, their best paths brought to the finest of their resolutions."""
+    finest = max(group.points.shape[1] - 1 for group in groups)
+    return concatenate([replace(group, points=group.on(finest)) for group in groups])
+
+
+def assemble(done: list[Paths], chords: ChordEnergy) -> Solution:
+    """All curves in their order, on the nodes of the finest among them."""
+    levels = [torch.full_like(paths.index, paths.nodes.shape[1] - 1) for paths in done]
+    even = [_with_even_speed(chords, paths) for paths in done]
+    order = torch.cat([paths.index for paths in done]).argsort()
+    # nodes have as many resolutions as there are levels; the best paths are what counts
+    paths = take(join([replace(paths, nodes=paths.nodes[:, :1]) for paths in even]), order)
+    straight = ~paths.is_spline & torch.isfinite(paths.energy)
+    return Solution(
+        nodes=paths.points,
+        energy=paths.energy,
+        length=paths.length,
+        error=torch.where(paths.status == Status.NOT_FINITE, torch.nan, paths.error),
+        status=paths.status,
+        strict=paths.strict,
+        num_steps=paths.num_steps,
+        num_segments=torch.cat(levels)[order],
+        num_calls=chords.work.num_calls,
+        num_decoded=chords.work.num_decoded,
+        straight=straight if straight.any() else None,
+    )
+
+
+def _with_even_speed(chords: ChordEnergy, paths: Paths) -> Paths:
+    """Runs through paths at constant speed, in straight pieces, where that has less energy.
+
+    Where the metric vanishes nodes have no reason to move on. At kinks constant speed may cut corners, and cost more.
+    """
+    slow = torch.isfinite(paths.energy) & (paths.energy > (1 + _UNEVEN) * paths.length.square())
+    if paths.nodes.shape[1] - 1 < _UNEVEN_SEGMENTS or not slow.any():
+        return paths
+    points = paths.on(max(_EVEN_POINTS, paths.points.shape[1] - 1))
+    fine = lerp_nodes(points[slow], _SUBSTEPS)
+    nodes = Polyline(fine)(equal_spacing(_piece_shares(chords, fine, 1), points.shape[1]))
+    nodes[:, 0], nodes[:, -1] = fine[:, 0], fine[:, -1]
+    found = measure_pieces(chords, nodes, 2 * _SUBSTEPS)
+    better = found.energy < paths.energy[slow]
+    rows = slow.nonzero()[better, 0]
+    return replace(
+        paths,
+        points=points.index_put((rows,), nodes[better]),
+        energy=paths.energy.index_put((rows,), found.energy[better]),
+        length=paths.length.index_put((rows,), found.length[better]),
+        is_spline=paths.is_spline.index_fill(0, rows, False),
+    )

@@ -1,0 +1,133 @@
+"""How much work a batch of geodesics is worth: what is aimed at, in how many steps, by which kinds of curves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pullback._solvers.chords import ChordEnergy
+from pullback._solvers.elements import DEGREE
+
+# Relative error of the length aimed at by default: small decoders cost little, and large ones are certain of less. Between a
+# thousand and four thousand numbers per point and derivatives it grows from a quarter of the second to the second
+# (CPU time against error on the VAE, benchmarks/geodesics.py).
+_RTOL, _EXPENSIVE_RTOL = 1e-6, 1e-3
+_EXPENSIVE, _VERY_EXPENSIVE = 2**10, 2**12
+# Steps on the coarsest level, on other levels and, where finer ones would cost much, steps times nodes: a curve that takes
+# longer is better off with more segments (toy problem and VAE).
+_FIRST_STEPS, _COARSE_STEPS, _COARSE_NODES = 7, 15, 2560
+# Segments of the coarsest level for paths that start from a graph: fewer would forget which of two valleys it chose (toy).
+_GUIDED_SEGMENTS = 64
+# Dimensions up to which the blocks of an element cost less than decoding its nodes (VAE with d = 2 and 8).
+_FEW_DIMENSIONS = 4
+# Pieces on the first level of the walled regime, from lines and from graphs; chords per piece, and per path (toy problem).
+WALLED_SEGMENTS, _GUIDED_WALLED_SEGMENTS = 64, 256
+_SUBSTEPS, _WALLED_CHORDS = 8, 4096
+# Steps on the finest walled level; the energy falls on for long, by little (toy problem).
+_WALLED_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The options of `pullback.GaussNewton`, settled for one batch of curves.
+
+    Attributes:
+        rtol: relative error of the length aimed at.
+        rtol_given: whether the caller asked for it.
+        accept: relative error at which a path still counts as converged.
+        budget: numbers decoded for one curve on a level beyond which a default `rtol` is relaxed.
+        max_steps: steps on the finest level.
+        min_segments: segments of the coarsest level.
+        max_segments: segments of the finest level.
+        width: numbers that a decoded point and its derivatives are.
+        use_elements: whether curves are made of polynomial elements.
+        guided: whether paths start from more than a line.
+    """
+
+    rtol: float
+    rtol_given: bool
+    accept: float
+    budget: int
+    max_steps: int
+    min_segments: int
+    max_segments: int
+    width: int
+    use_elements: bool
+    guided: bool
+
+    @classmethod
+    def of(
+        cls,
+        chords: ChordEnergy,
+        nodes: Tensor,
+        *,
+        rtol: float | None,
+        accept: float,
+        budget: int,
+        max_steps: int,
+        min_segments: int,
+        max_segments: int,
+    ) -> Plan:
+        """The plan for paths that start from ``nodes``; two nodes are a straight line."""
+        width = chords.width(nodes)
+        expensive, guided = width > _EXPENSIVE, nodes.shape[1] > 2
+        few = nodes.shape[-1] <= _FEW_DIMENSIONS and chords.num_parts > 0 and min_segments >= DEGREE
+        # an accelerator waits for calls, not for points
+        use_elements = expensive and few and nodes.device.type == "cpu"
+        if guided and not expensive:
+            min_segments = max(min_segments, min(_GUIDED_SEGMENTS, max_segments // 4))
+        usual = _EXPENSIVE_RTOL * min(1.0, width / _VERY_EXPENSIVE) if expensive else _RTOL
+        aim, given = (usual, False) if rtol is None else (rtol, True)
+        limits = budget, max_steps, min_segments, max_segments
+        return cls(aim, given, max(accept, aim), *limits, width, use_elements, guided)
+
+    @property
+    def expensive(self) -> bool:
+        """Whether decoding costs more than everything else."""
+        return self.width > _EXPENSIVE
+
+    @property
+    def solve_rtol(self) -> float:
+        """To what share of the energy minima are solved; valleys of large decoders are rough, and hide half of what is left."""
+        return self.rtol / 2 if self.expensive and self.rtol >= _EXPENSIVE_RTOL / 4 else self.rtol
+
+    def stop_rtol(self, nodes: Tensor) -> float:
+        """The error at which refinement ends: more than `rtol`, if none was given, where a level decodes too many numbers."""
+        cost = nodes.shape[1] * self.width / self.budget
+        if self.rtol_given or cost <= 1:
+            return self.rtol
+        return max(self.rtol, min(_EXPENSIVE_RTOL * cost, self.accept))
+
+    def is_finest(self, level: int) -> bool:
+        """Whether there is no finer level."""
+        return 2 * level > self.max_segments
+
+    def steps(self, level: int) -> int:
+        """Few steps on coarse levels, more of them where finer ones would cost much."""
+        if self.is_finest(level):
+            return self.max_steps
+        costly = self.expensive and not self.use_elements
+        coarse = max(_COARSE_STEPS, _COARSE_NODES // (level + 1)) if costly else _COARSE_STEPS
+        return min(_FIRST_STEPS if level == self.min_segments else coarse, self.max_steps)
+
+    def walled_steps(self, level: int) -> int:
+        """Steps in the walled regime."""
+        return min(_WALLED_STEPS if self.is_finest(level) else _COARSE_STEPS, self.max_steps)
+
+    @property
+    def walled_segments(self) -> int:
+        """Pieces with which the walled regime begins: fewer than a graph's path has would lose the corners it knows."""
+        if self.expensive or not self.guided:
+            return WALLED_SEGMENTS
+        return max(WALLED_SEGMENTS, min(_GUIDED_WALLED_SEGMENTS, self.max_segments // 4))
+
+    def substeps(self, level: int) -> int:
+        """Chords per piece in the walled regime."""
+        return max(2, min(_SUBSTEPS, _WALLED_CHORDS // level))
+
+    @property
+    def blind_segments(self) -> int:
+        """Segments from which a level that does not see enough means a wall; more where the walled regime costs too much."""
+        cost = 4 * _SUBSTEPS * WALLED_SEGMENTS * self.width
+        return WALLED_SEGMENTS if cost <= self.budget else 4 * WALLED_SEGMENTS
