@@ -21,6 +21,7 @@ from pullback._decoders.reweighted import Reweighted as Reweighted
 from pullback._decoders.support import Support as Support
 from pullback._decoders.support import translated_sigmoid as translated_sigmoid
 from pullback._families.information import Information as Information
+from pullback._families.masked import masked as masked
 from pullback._families.product import Product as Product
 from pullback._families.rules import blend as blend
 from pullback._families.rules import embed as embed

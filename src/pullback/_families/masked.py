@@ -1,0 +1,158 @@
+r"""Features that are silent: missing entries.
+
+A feature that was not observed says nothing about the code. With weights :math:`w_f \in \{0, 1\}`, the log-density of what was observed is
+:math:`\sum_f w_f \log p(x_f | z)`, and its information :math:`\sum_f w_f I_f`: rules of the family carry over feature by feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent
+
+from pullback._families.information import Information
+from pullback._families.product import Product
+from pullback._families.rules import Dual, best_kl, embed, fisher, log_affinity, positive_kl, rao_distance
+
+
+def masked(p: Distribution, seen: Tensor | Sequence[Tensor]) -> Distribution:
+    """The distribution of the features that were seen; the others are silent.
+
+    Their log-density is zero whatever the value, NaN included, and they add nothing to the geometry. The mask may differ from code to code
+    where the distribution of all codes is at hand (training, `metric.tensor`); for a path it is the same all the way, such as the features
+    that both ends have.
+
+    Args:
+        p: a distribution with independent features, or a `Product` of such.
+        seen: True where a feature was observed, broadcastable to the batch shape of ``p``. For a `Product` one mask for each part, or one of
+            all features in a row.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> p = pb.masked(Normal(torch.zeros(3), 1.0), torch.tensor([True, False, True]))
+        >>> p.log_prob(torch.tensor([0.0, float("nan"), 0.0]))
+        tensor([-0.9189,  0.0000, -0.9189])
+    """
+    if isinstance(p, Independent):
+        return Independent(masked(p.base_dist, seen), p.reinterpreted_batch_ndims, validate_args=False)
+    if isinstance(p, Product):
+        parts = zip(p.components, _split(p, seen), strict=True)
+        return Product(*(masked(part, mask) for part, mask in parts), validate_args=False)
+    return Masked(p, _mask(p, seen))
+
+
+class Masked(Distribution):
+    """A distribution some of whose features are silent; made by `masked`."""
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, base: Distribution, seen: Tensor) -> None:
+        self.base, self.seen = base, seen
+        super().__init__(base.batch_shape, base.event_shape, validate_args=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of all features, seen or not."""
+        return self.base.mean
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of all features, seen or not."""
+        return self.base.variance
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        """Samples of all features, seen or not."""
+        return self.base.sample(sample_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """The log-density of the features that were seen; zero for the others."""
+        inside = self.seen[(..., *[None] * len(self.event_shape))]
+        return torch.where(self.seen, self.base.log_prob(torch.where(inside, value, self.base.mean.detach())), 0.0)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Masked:
+        """The same distribution with a larger batch shape."""
+        return Masked(self.base.expand(batch_shape), self.seen.expand(batch_shape))
+
+
+@fisher.register
+def _(p: Masked) -> Information:
+    r"""w I, with the weight as one more coordinate, so that it goes where the coordinates go."""
+    info, weight = fisher(p.base), p.seen.to(p.base.mean)[..., None]
+    eta = torch.cat([info.eta, weight], -1)
+    root, product = info.root, info.product
+
+    def silenced(act: Any) -> Any:
+        return lambda eta, u: eta[..., -1:] * act(eta[..., :-1], u[..., :-1])
+
+    def padded(act: Any) -> Any:
+        return lambda eta, u: torch.nn.functional.pad(silenced(act)(eta, u), (0, 1))
+
+    return Information(
+        eta,
+        root=None if root is None else silenced(root),
+        product=None if product is None else padded(product),
+        exact=info.exact,
+        isometric=info.isometric,
+    )
+
+
+@embed.register
+def _(p: Masked, origin: Distribution | None = None) -> Dual | None:
+    r"""w φ, w ψ."""
+    dual = embed(p.base, origin=origin.base if isinstance(origin, Masked) else None)
+    if dual is None:
+        return None
+    weight = p.seen[..., None]
+    phi = weight * dual[0]
+    return phi, phi if dual[0] is dual[1] else weight * dual[1]
+
+
+@rao_distance.register(Masked)
+def _(p: Masked, q: Masked) -> Tensor:
+    """Of the features that both have seen."""
+    return (p.seen & q.seen) * rao_distance(p.base, q.base)
+
+
+@positive_kl.register
+def _(p: Masked, q: Masked) -> Tensor:
+    """Of the features that both have seen."""
+    return (p.seen & q.seen) * best_kl(p.base, q.base)
+
+
+@log_affinity.register
+def _(p: Masked, q: Masked, alpha: float) -> Tensor:
+    """Of the features that both have seen."""
+    return (p.seen & q.seen) * log_affinity(p.base, q.base, alpha)
+
+
+def _mask(p: Distribution, seen: Any) -> Tensor:
+    mask = torch.as_tensor(seen, dtype=torch.bool, device=p.mean.device)
+    try:
+        return mask.expand(p.batch_shape)
+    except RuntimeError as error:
+        raise ValueError(
+            f"A mask of shape {tuple(mask.shape)} does not fit features of shape {tuple(p.batch_shape)}. Give True or False for each "
+            "feature, broadcastable to the batch shape of the distribution."
+        ) from error
+
+
+def _split(p: Product, seen: Any) -> Sequence[Any]:
+    """The masks of the parts of a product."""
+    if not isinstance(seen, Tensor) and len(seen) == len(p.components) and not isinstance(seen[0], (bool, int)):
+        return seen
+    mask = torch.as_tensor(seen, dtype=torch.bool)
+    sizes = [p.features(part).numel() for part in p.components]
+    if mask.shape[-1:] != (sum(sizes),):
+        raise ValueError(
+            f"A mask of shape {tuple(mask.shape)} does not fit the {sum(sizes)} features of this Product. Give one mask for each part, or "
+            "one with True or False for each feature in a row."
+        )
+    parts = mask.split(sizes, -1)
+    return [
+        m.unflatten(-1, p.features(part)) if p.features(part) else m[..., 0]
+        for part, m in zip(p.components, parts, strict=True)
+    ]
