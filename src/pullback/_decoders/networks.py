@@ -47,11 +47,12 @@ def reference(like: object) -> Tensor | None:
 
 
 def _first(network: nn.Module) -> Tensor | None:
-    tensors = (x for some in (network.parameters(), network.buffers()) for x in some if x.is_floating_point())
-    own = next(tensors, None)
-    if own is None and not isinstance(getattr(network, "decoder", None), (nn.Module, type(None))):
-        return reference(network.decoder)
-    return own
+    """A parameter; of a module without any what its decoder works in, since buffers (a prior, a support) follow that; else a buffer."""
+    own = next((x for x in network.parameters() if x.is_floating_point()), None)
+    decoder = getattr(network, "decoder", None)
+    if own is None and not isinstance(decoder, (nn.Module, type(None))):
+        own = reference(decoder)
+    return own if own is not None else next((x for x in network.buffers() if x.is_floating_point()), None)
 
 
 def _networks(thing: Any, depth: int) -> Iterator[nn.Module]:

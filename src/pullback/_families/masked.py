@@ -17,6 +17,8 @@ from pullback._families.information import Information
 from pullback._families.product import Product
 from pullback._families.rules import Dual, best_kl, embed, fisher, log_affinity, positive_kl, rao_distance
 
+_ONE = torch.Size()
+
 
 def masked(p: Distribution, seen: Tensor | Sequence[Tensor]) -> Distribution:
     """The distribution of the features that were seen; the others are silent.
@@ -64,14 +66,15 @@ class Masked(Distribution):
         """The variance of all features, seen or not."""
         return self.base.variance
 
-    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: Any = _ONE) -> Tensor:
         """Samples of all features, seen or not."""
         return self.base.sample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of the features that were seen; zero for the others."""
         inside = self.seen[(..., *[None] * len(self.event_shape))]
-        return torch.where(self.seen, self.base.log_prob(torch.where(inside, value, self.base.mean.detach())), 0.0)
+        harmless = self.base.sample().to(value.dtype)
+        return torch.where(self.seen, self.base.log_prob(torch.where(inside, value, harmless)), 0.0)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Masked:
         """The same distribution with a larger batch shape."""
