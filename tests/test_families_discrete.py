@@ -220,7 +220,7 @@ def test_categorical_at_saturation(logit, dtype):
     """One category rules, or one disappears: I = 2 e^-l or e^l/2 in the direction of its logit."""
 
     def family(z: Tensor) -> Categorical:
-        return Categorical(logits=torch.cat([z, torch.zeros(2, dtype=dtype)], -1))
+        return Categorical(logits=torch.nn.functional.pad(z, (0, 2)))
 
     rel = {F32: 1e-4, F64: 1e-12}[dtype] + 8 * math.exp(-abs(logit) / 2)
     expected = representable((2 if logit > 0 else 0.5) * math.exp(-abs(logit)), dtype)
@@ -278,7 +278,7 @@ def test_probabilities_of_zero_and_one_are_finite(dtype):
     probs = torch.tensor([0.0, 0.3, 1.0], dtype=dtype)
     z = torch.ones(1, 1, dtype=dtype)
     for family in (Bernoulli, ContinuousBernoulli):
-        metric = pb.FisherRaoMetric(lambda z, family=family: family(probs=probs * z))
+        metric = pb.FisherRaoMetric(lambda z, family=family: family(probs=probs**z))
         M = metric.tensor(z)
         assert torch.isfinite(M).all()
         assert (M > 0).all()
@@ -495,3 +495,25 @@ def test_what_an_information_promises_is_checked(root, sentence):
         return
     with pytest.raises(AssertionError, match=sentence):
         testing._promises(metric, z, 1e-7)
+
+
+FREE_AND_CONSTANT = {
+    "Binomial": (lambda n, z: Binomial(n, logits=z, validate_args=False), 4.0),
+    "NegativeBinomial": (lambda n, z: NegativeBinomial(n, logits=z), 4.0),
+    "StudentT": (lambda n, z: torch.distributions.StudentT(n, z, torch.ones_like(z)), 4.0),
+}
+
+
+@pytest.mark.parametrize("name", FREE_AND_CONSTANT)
+def test_equal_values_do_not_make_a_parameter_a_constant(name):
+    """Codes at which a free parameter happens to agree: no embedding, and steps as in a batch where it does not agree."""
+    family, constant = FREE_AND_CONSTANT[name]
+    free = pb.FisherRaoMetric(lambda z: family(z[..., :1].exp(), z[..., 1:]))
+    known = pb.FisherRaoMetric(lambda z: family(torch.tensor([constant], dtype=z.dtype), z[..., 1:]))
+    z = torch.tensor([[1.0, -0.5], [1.0, 0.3], [1.0, 0.9]], dtype=torch.float64)
+    assert free.embed(z) is None
+    assert known.embed(z) is not None
+    others = torch.tensor([[1.0, 0.1], [1.0, 0.4], [1.2, 0.7]], dtype=torch.float64)
+    torch.testing.assert_close(
+        free.ds2(z, others), torch.stack([free.ds2(*pair) for pair in zip(z, others, strict=True)])
+    )

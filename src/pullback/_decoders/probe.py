@@ -33,6 +33,8 @@ from pullback._decoders.refusals import (
     no_derivative,
     wrong_output,
 )
+from pullback._families.composite import leaves
+from pullback._families.rules import fixed_parameter
 from pullback._families.score import tensors_in
 
 Decoder = Callable[[Tensor], Distribution]
@@ -73,7 +75,7 @@ class Route:
     forward: bool = True
 
 
-_FACTS, _ROUTES = Memory(), Memory()
+_FACTS, _ROUTES, _CONSTANTS = Memory(), Memory(), Memory()
 
 
 def _detail(z: Tensor) -> object:
@@ -98,6 +100,25 @@ def route(decoder: Decoder, z: Tensor) -> Route:
             known = _ask(decoder, codes.clone())
         _ROUTES.put(decoder, _detail(z), known)
     return known or Route()
+
+
+def has_constants(decoder: Decoder, z: Tensor) -> bool:
+    """Whether what the family's embedding takes for constants of the model (a total count, degrees of freedom) is not computed
+    from the codes; asks if it is not known. Equal values do not tell: the next path may change them.
+    """
+    known = _CONSTANTS.get(decoder, _detail(z))
+    if known is None and not in_transform() and (codes := _few(z)) is not None:
+        with torch.inference_mode(False), torch.enable_grad(), unvalidated():
+            x = codes.clone().requires_grad_()
+            parameters = [fixed_parameter(part) for part in leaves(decoder(x))]
+            known = not any(depends_on(y, x) for y in parameters if y is not None)
+        _CONSTANTS.put(decoder, _detail(z), known)
+    return True if known is None else known
+
+
+def depends_on(y: Tensor, x: Tensor) -> bool:
+    """Whether torch sees y computed from x."""
+    return y.requires_grad and torch.autograd.grad(y.sum(), x, retain_graph=True, allow_unused=True)[0] is not None
 
 
 def called(decoder: Decoder, z: Tensor) -> Distribution:

@@ -7,7 +7,7 @@ it is. The information of a mixture is an integral without a closed form and goe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -186,6 +186,17 @@ def _(p: MixtureSameFamily) -> Distribution:
 def _(p: MixtureSameFamily, q: MixtureSameFamily, s: Tensor) -> Distribution:
     weights: Any = blend(p.mixture_distribution, q.mixture_distribution, s)
     return MixtureSameFamily(weights, blend(p.component_distribution, q.component_distribution, s[..., None]))
+
+
+def leaves(p: Distribution) -> Iterator[Distribution]:
+    """The distributions that `p` is made of: those of its features, parts and base."""
+    if isinstance(p, (Independent, TransformedDistribution)):
+        yield from leaves(p.base_dist)
+    elif isinstance(p, Product):
+        for part in p.components:
+            yield from leaves(part)
+    else:
+        yield p
 
 
 def fixed_base(p: TransformedDistribution, q: Distribution | None = None) -> Distribution:

@@ -36,6 +36,7 @@ from pullback._families.rules import (
     Dual,
     check_equal,
     embed,
+    embeds_for_fixed,
     fisher,
     fixed,
     log_affinity,
@@ -60,6 +61,8 @@ fades(Binomial, total_count=FIXED, probs=EVEN)
 fades(Geometric, probs=times(0.1))
 fades(NegativeBinomial, total_count=FIXED, logits=TENFOLD_ODDS)
 fades(Poisson, rate=WIDE)
+embeds_for_fixed(Binomial, "total_count")
+embeds_for_fixed(NegativeBinomial, "total_count")
 
 # -- a number of trials ------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ from pullback._families.rules import (
     Dual,
     check_equal,
     embed,
+    embeds_for_fixed,
     fisher,
     fixed,
     log_affinity,
@@ -61,6 +62,7 @@ for _family in (Normal, Laplace, Cauchy, Gumbel, LogNormal):
 fades(HalfNormal, scale=WIDE)
 fades(HalfCauchy, scale=WIDE)
 fades(StudentT, df=SAME, loc=SAME, scale=WIDE)
+embeds_for_fixed(StudentT, "df")
 fades(Weibull, scale=WIDE, concentration=SAME)
 fades(Pareto, scale=SAME, alpha=times(0.1))
 

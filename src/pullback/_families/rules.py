@@ -121,6 +121,20 @@ def fixed(parameter: Tensor, origin: Tensor | None = None) -> bool:
     return along_codes and (origin is None or bool((parameter == origin).all()))
 
 
+_FIXED: dict[type, str] = {}
+
+
+def embeds_for_fixed(family: type[Distribution], parameter: str) -> None:
+    """Declares that the embedding of a family holds only while this parameter is a constant of the model."""
+    _FIXED[family] = parameter
+
+
+def fixed_parameter(p: Distribution) -> Tensor | None:
+    """What the embedding of this family takes for a constant of the model, if anything."""
+    name = next((_FIXED[cls] for cls in type(p).__mro__ if cls in _FIXED), None)
+    return None if name is None else getattr(p, name)
+
+
 def squared_chord(p: Distribution, q: Distribution, num_batch: int) -> Tensor | None:
     """``chord²(p, q)`` summed over all but the first `num_batch` dimensions, or None if the family has no embedding."""
     first, second = embed(p, origin=p), embed(q, origin=p)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pullback._curves.curve import CubicSpline, PiecewiseCubic, length
 from pullback._decoders.contract import decode, observed, unvalidated
+from pullback._decoders.probe import depends_on
 from pullback._families.lower_bound import lower_bound
 from pullback._geometry.distance import stationary
 from pullback._geometry.geodesic import Geodesic
@@ -127,13 +128,7 @@ def _on_the_family(metric: FisherRaoMetric, a: Tensor, b: Tensor) -> Tensor:
     with torch.enable_grad():
         code = a.detach().requires_grad_()
         p, q = decode(observed(metric.decoder), code), decode(observed(metric.decoder), b.detach())
-
-        def is_constant(parameter: Tensor) -> bool:
-            if not parameter.requires_grad:
-                return True
-            return torch.autograd.grad(parameter.sum(), code, retain_graph=True, allow_unused=True)[0] is None
-
-        return lower_bound(p, q, 1, is_constant).detach()
+        return lower_bound(p, q, 1, lambda parameter: not depends_on(parameter, code)).detach()
 
 
 def _strict(metric: Metric, paths: Tensor, levels: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pullback._decoders.contract import Decoder, observe
+from pullback._decoders.contract import Decoder, observe, observed
+from pullback._decoders.probe import has_constants
 from pullback._decoders.pullback import contracted, pulled_back, total
 from pullback._families.divergences import symmetrized_kl
 from pullback._families.missing import MissingRuleError
@@ -41,6 +42,10 @@ class FisherRaoMetric(Metric):
     @per_code
     def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
         p, q = observe(self.decoder, a), observe(self.decoder, b)
+        # Closed forms for a known parameter are none where it is free, not even between codes at which it agrees: a step must not
+        # depend on the rest of its batch.
+        if not has_constants(observed(self.decoder), a):
+            return _secant(p, q)
         chord = squared_chord(p, q, 1)
         if chord is not None:
             return chord
@@ -52,7 +57,7 @@ class FisherRaoMetric(Metric):
     @per_code
     def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
         dual = embed(observe(self.decoder, z), origin=None if origin is None else observe(self.decoder, origin))
-        if dual is None:
+        if dual is None or not has_constants(observed(self.decoder), z):
             return None
         phi, psi = (part.flatten(1) for part in dual)
         return (phi, phi) if dual[0] is dual[1] else (phi, psi)
@@ -63,7 +68,7 @@ class FisherRaoMetric(Metric):
             info = fisher(p)
         except MissingRuleError:
             return None
-        if not info.isometric:
+        if not info.isometric or not has_constants(observed(self.decoder), z.reshape(-1, z.shape[-1])):
             return None
         batch = z.shape[:-1]
         return Isometric(
