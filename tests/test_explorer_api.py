@@ -214,7 +214,10 @@ def test_other_returns_are_refused():
 
 def test_labels_become_classes():
     codes = torch.zeros(4, 2)
-    assert Model("", flat, codes, ["b10", "b9", "b9", "a"]).classes() == (["a", "b9", "b10"], [2, 1, 1, 0])
+    assert Model("", flat, codes, ["b 10", "b 9", "b -9", "a"]).classes() == (
+        ["a", "b -9", "b 9", "b 10"],
+        [3, 2, 1, 0],
+    )
     names, index = Model("", flat, torch.zeros(100, 2), np.linspace(0, 1, 100)).classes()
     assert len(names) == 5
     assert np.bincount(index).tolist() == pytest.approx([20] * 5, abs=1)

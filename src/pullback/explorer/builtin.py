@@ -109,7 +109,7 @@ def _movies(out: Path) -> Model:
 
 
 def _seen(rows: Tensor) -> list[str]:
-    names = ("2 to 5 movies", "6 to 10 movies", "11 to 20 movies", "more than 20 movies")
+    names = ("2 to 5 movies", "6 to 10 movies", "11 to 20 movies", "21 to 30 movies")
     return [names[i] for i in torch.bucketize(rows.sum(-1), torch.tensor([5.5, 10.5, 20.5])).tolist()]
 
 

@@ -77,7 +77,7 @@ def _ranges(labels: np.ndarray) -> tuple[list[str], list[int]]:
 
 def _natural(name: str) -> list[tuple[float, str]]:
     """A key that sorts numbers in names by their values: 9 stands before 10."""
-    return [(float(number or "inf"), text) for number, text in re.findall(r"(-?\d+)|(\D+)", name)]
+    return [(float(number or "inf"), text) for number, text in re.findall(r"(-?\d+)|((?:(?!-?\d).)+)", name)]
 
 
 def as_codes(codes: Any) -> Tensor:

@@ -81,7 +81,7 @@ class Scene:
         self._graphs: dict[str, pb.Graph] = {}
         self._planes, self._maps, self._paths = Recent(8), Recent(16), Recent(4)
 
-    # -- the geometry ----------------------------------------------------------------------------------------------------
+    # -- the geometry ----------------------------------------------------------------------------------------------
 
     def metric(self, key: str) -> pb.Metric:
         """One of `METRICS`."""
@@ -135,7 +135,7 @@ class Scene:
             self._graphs[key] = fit
         return self._graphs[key]
 
-    # -- the plane -------------------------------------------------------------------------------------------------------
+    # -- the plane -------------------------------------------------------------------------------------------------
 
     def plane(self, axes: tuple[int, int] | None = None, at: int = 0, aspect: float = 1.0) -> Plane:
         """The plane of two axes, or of the two most used directions, through a code."""
@@ -169,7 +169,7 @@ class Scene:
         )
         return x, y, plane.lift(torch.stack(torch.meshgrid(x, y, indexing="xy"), -1))
 
-    # -- what is asked ---------------------------------------------------------------------------------------------------
+    # -- what is asked ---------------------------------------------------------------------------------------------
 
     def describe(self, plane: Plane) -> dict[str, Any]:
         """All that the page must know before anything is computed."""

@@ -6,6 +6,8 @@ const DARK = [[0, "#1a1d21"], [0.35, "#2b3037"], [0.7, "#4a535e"], [1, "#7d8896"
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const columns = (xy) => ({ x: xy.map((p) => p[0]), y: xy.map((p) => p[1]) });
+// Pixels from a code at which a click means the code.
+const SNAP = 6;
 // Several curves as one trace, with gaps between them.
 const joined = (curves) => columns(curves.flatMap((curve) => [...curve, [null, null]]));
 const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "autoScale2d", "toImage"] };
@@ -39,15 +41,21 @@ export class LatentMap {
   }
 
   #listen() {
-    this.element.on("plotly_click", (event) => {
-      const code = event.points?.find((point) => point.customdata !== undefined);
-      const place = code ? code.customdata : [event.xvals?.[0], event.yvals?.[0]];
-      if (code || place.every(Number.isFinite)) this.handlers.onPoint(place);
-    });
+    this.element.on("plotly_click", ({ event }) => this.handlers.onPoint(this.#at(event.clientX, event.clientY)));
     this.element.on("plotly_selected", (event) => {
       const chosen = event?.points?.map((point) => point.customdata).filter((index) => index !== undefined) ?? [];
       if (chosen.length) this.handlers.onLasso([...new Set(chosen)]);
     });
+  }
+
+  // What was clicked: the index of the nearest code, or the coordinates of the place. (What Plotly says of a click is
+  // where the mouse was when it last looked, up to a twentieth of a second ago.)
+  #at(clientX, clientY) {
+    const { xaxis, yaxis } = this.element._fullLayout, box = this.element.getBoundingClientRect(), { index, xy } = this.state.scene.codes;
+    const x = clientX - box.left - xaxis._offset, y = clientY - box.top - yaxis._offset;
+    const far = xy.map((p) => Math.hypot(xaxis.l2p(p[0]) - x, yaxis.l2p(p[1]) - y));
+    const nearest = far.reduce((best, d, i) => (d < far[best] ? i : best), 0);
+    return far[nearest] <= SNAP ? index[nearest] : [xaxis.p2l(x), yaxis.p2l(y)];
   }
 
   #traces() {

@@ -17,7 +17,7 @@ export class Player {
   load(frames) {
     const fraction = +$("#slider").value / +$("#slider").max;
     this.#name(frames);
-    $("#strips").hidden = false;
+    $("#strips").classList.remove("empty");
     $("#slider").max = frames.count - 1;
     $("#slider").value = Math.round(fraction * (frames.count - 1));
     frames.strips(all(".strip .cells"));
@@ -27,7 +27,7 @@ export class Player {
   // One picture for each caption, and nothing to move through.
   still(frames, places) {
     this.pause();
-    $("#strips").hidden = true;
+    $("#strips").classList.add("empty");
     this.#name(frames);
     this.places = places;
     this.show();
@@ -36,7 +36,7 @@ export class Player {
   hide() {
     this.pause();
     this.frames = null;
-    $("#strips").hidden = true;
+    $("#strips").classList.add("empty");
     for (const frame of all("#previews .frame")) frame.replaceChildren();
   }
 
