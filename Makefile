@@ -24,6 +24,8 @@ demo: .venv/.installed  ## draw the five toy latent spaces into out/
 
 test: lint  ## lint, then run the test suite
 	$(BIN)/python -m pytest -n 2
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+		echo "SKIPPED: Chromium is not installed, so the explorer's page was not tested. Install it: apt-get install chromium"
 
 lint: .venv/.installed  ## style, formatting and types
 	$(BIN)/ruff check .

@@ -404,7 +404,7 @@ async def _late():
 
 
 def test_memory_stays_flat(client):
-    """Each of 500 requests asks for something else; what is kept must not grow with them."""
+    """Each request asks for something else; what is kept must not grow with them. (The benchmark sends 500.)"""
     draw = random.Random(0)
 
     def request(number):
@@ -416,9 +416,9 @@ def test_memory_stays_flat(client):
             == 200
         )
 
-    for number in range(100):
+    for number in range(50):
         request(number)
     before = psutil.Process().memory_info().rss
-    for number in range(400):
+    for number in range(150):
         request(number)
-    assert psutil.Process().memory_info().rss - before < 30e6
+    assert psutil.Process().memory_info().rss - before < 10e6

@@ -14,8 +14,9 @@ import tyro
 from torch import nn
 
 import pullback as pb
+from pullback._decoders.contract import as_codes
 from pullback.explorer.builtin import BUILTIN, builtin
-from pullback.explorer.model import Model, as_codes
+from pullback.explorer.model import Model
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -76,7 +77,8 @@ def _own(name: str, codes: Path, labels: Path | None) -> Model:
         f"codes = torch.as_tensor(numpy.load({str(codes)!r}))",
     ]
     given = None if labels is None else _load(labels)
-    return Model(name, found() if made else found, as_codes(_load(codes)), given, lines="\n".join(lines))
+    decoder = found() if made else found
+    return Model(name, decoder, as_codes(_load(codes), like=decoder), given, lines="\n".join(lines))
 
 
 def _makes_decoder(found: Any) -> bool:

@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pullback._decoders.contract import Decoder
-from pullback.explorer.model import Model, as_codes
+from pullback._decoders.contract import Decoder, as_codes
+from pullback.explorer.model import Model
 from pullback.explorer.render import automatic, one_by_one, together
 
 if TYPE_CHECKING:
@@ -93,4 +93,4 @@ def _model(
     if codes is None:
         raise ValueError("The explorer needs the codes of the data: pb.explore(decoder, codes).")
     renderer = together(partial(automatic, names=names)) if render is None else one_by_one(render)
-    return Model(title, decoder, as_codes(codes), labels, renderer)
+    return Model(title, decoder, as_codes(codes, like=decoder), labels, renderer)

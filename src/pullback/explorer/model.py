@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pullback._decoders.contract import Decoder
@@ -78,9 +77,3 @@ def _ranges(labels: np.ndarray) -> tuple[list[str], list[int]]:
 def _natural(name: str) -> list[tuple[float, str]]:
     """A key that sorts numbers in names by their values: 9 stands before 10."""
     return [(float(number or "inf"), text) for number, text in re.findall(r"(-?\d+)|((?:(?!-?\d).)+)", name)]
-
-
-def as_codes(codes: Any) -> Tensor:
-    """Codes as a floating-point tensor, whatever they were given as."""
-    tensor = codes.detach() if isinstance(codes, Tensor) else torch.as_tensor(np.asarray(codes))
-    return tensor if tensor.is_floating_point() else tensor.double()

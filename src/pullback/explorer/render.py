@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, OneHotCategorical
 
-import pullback as pb
-from pullback._decoders.contract import Decoder
+from pullback._decoders.contract import Decoder, decode
 
 Renderer = Callable[[Decoder, Tensor], dict[str, Any]]
 
@@ -30,12 +29,12 @@ MAX_LETTERS = 4
 
 def together(draw: Callable[[Distribution], dict[str, Any]]) -> Renderer:
     """A renderer that draws the distribution of all codes at once."""
-    return lambda decoder, z: draw(pb.decode(decoder, z))
+    return lambda decoder, z: draw(decode(decoder, z))
 
 
 def one_by_one(render: Callable[[Distribution], Any]) -> Renderer:
     """A renderer by a user's function of the distribution of one code, decoded as a batch of one."""
-    return lambda decoder, z: custom([render(pb.decode(decoder, row[None])) for row in z])
+    return lambda decoder, z: custom([render(decode(decoder, row[None])) for row in z])
 
 
 def automatic(p: Distribution, names: Sequence[str] | None = None) -> dict[str, Any]:

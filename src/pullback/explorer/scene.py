@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import pullback as pb
-from pullback._decoders.contract import Decoder
+from pullback._decoders.contract import Decoder, decode
 from pullback.explorer.cache import Recent
 from pullback.explorer.jobs import Guarded
 from pullback.explorer.model import Model
@@ -44,6 +44,8 @@ NUM_POINTS, EVERY = 129, 4
 # Nodes of the lattice where paths start: as many as a decoder with 784 outputs measures in about two seconds.
 NUM_NODES = 1024
 NUM_RAYS, NUM_CIRCLES = 24, 14
+# Accuracy and steps of a geodesic of a fan: finer than a pixel; into a wall it needs more and more steps, and may end.
+FAN_RTOL, FAN_STEPS = 1e-3, 60
 # Codes of a Fréchet mean, at most, and its accuracy: both chosen so that a mean of digits takes a few seconds.
 MAX_MEAN, MEAN_RTOL = 40, 1e-2
 
@@ -269,7 +271,12 @@ class Scene:
         left, right, bottom, top = self.bounds(plane)
         length = reach * max(right - left, top - bottom) / 2 * speed.median()
         rays = pb.exponential(
-            metric, z, directions * (length / speed.clamp_min(1e-12))[:, None], rtol=1e-5, atol=1e-6, max_steps=400
+            metric,
+            z,
+            directions * (length / speed.clamp_min(1e-12))[:, None],
+            rtol=FAN_RTOL,
+            atol=FAN_RTOL,
+            max_steps=FAN_STEPS,
         )
         points = plane.project(rays(torch.linspace(0, 1, 41).to(z)))
         arrived = int((rays.reached >= 1).sum())
@@ -324,5 +331,5 @@ class Scene:
 
 def _entropy(decoder: Decoder, z: Tensor) -> Tensor:
     """The entropy of all features together, one number per code."""
-    entropy = pb.decode(decoder, z).entropy()
+    entropy = decode(decoder, z).entropy()
     return entropy.reshape(len(z), -1).sum(-1)
