@@ -4,7 +4,6 @@ Each takes ``path=`` to files of your own, else looks under the folder that ``PU
 falls back on a stand-in that needs nothing. What comes back says which it was: ``source`` is a sentence, ``standin`` a flag.
 """
 
-from pullback.data._asf import read_amc as read_amc
 from pullback.data._bvh import read_bvh as read_bvh
 from pullback.data._cells import Cells as Cells
 from pullback.data._cells import cells as cells

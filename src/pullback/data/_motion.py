@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pullback.data._asf import read_amc
 from pullback.data._bvh import read_bvh
 from pullback.data._download import Collection, Remote
 from pullback.data._errors import DataError
@@ -32,14 +31,13 @@ SHA256 = {
     "35_17": "50c6469efea1edbba0f7acd46b1fa72e0b74b78e1698aa1b441990bd2a78d730",
 }
 STANDIN = "A stand-in for motion capture: a generated skeleton that walks and turns. Not a recording of anyone."
-REMEDY = "Set PULLBACK_DATA, or pass path= a BVH file, or an AMC file with its ASF file beside it."
+REMEDY = "Set PULLBACK_DATA, or pass path= a BVH file."
 
 
 def motion(
     path: str | os.PathLike[str] | None = None,
     *,
     sequence: str = "69_06",
-    asf: str | os.PathLike[str] | None = None,
     bones: Sequence[str] | None = None,
     root_relative: bool = False,
     drop_tpose: bool = True,
@@ -50,10 +48,9 @@ def motion(
     Every bone is a unit vector in each frame: the data of a decoder to products of von Mises-Fisher distributions.
 
     Args:
-        path: a BVH file; an AMC file; an npz with ``directions`` and ``bones``; or a folder with one of these for ``sequence``.
+        path: a BVH file; an npz with ``directions`` and ``bones``; or a folder with one of these for ``sequence``.
         sequence: subject and trial. ``"69_06"`` (walk and turn, repeated) is that of Arvanitidis et al. 2022; it, ``"69_01"`` (walk) and
             ``"35_17"`` (run) can be downloaded.
-        asf: the skeleton of an AMC file, if it does not lie beside it.
         bones: the names of those to keep, such as `BONES26`; all 30 if not given.
         root_relative: give directions in the frame of the root, which removes where the walker is heading.
         drop_tpose: leave out the T-pose with which the BVH conversion of the database begins every file.
@@ -74,7 +71,7 @@ def motion(
         whole = replace(walk(), source=announce(STANDIN, REMEDY), licence="Generated: none.", standin=True)
     else:
         file = _file_in(found.path, find, sequence) if found.path.is_dir() else found.path
-        read = _read(file, Path(asf) if asf is not None else None, drop_tpose)
+        read = _read(file, drop_tpose)
         whole = replace(read, source=found.source, licence=LICENCE)
     some = whole if bones is None else whole.select(bones)
     return some.relative_to_root() if root_relative else some
@@ -91,29 +88,25 @@ def _collection(sequence: str) -> Collection | None:
 
 def _finder(sequence: str) -> Callable[[Path], Path | None]:
     subject = sequence.split("_")[0]
-    names = [f"{sequence}.bvh", f"{sequence}.amc", f"cmu_{sequence}_directions.npz"]
+    names = [f"{sequence}.bvh", f"cmu_{sequence}_directions.npz"]
     return lambda folder: first_file(folder, names, ("cmu", f"cmu/{subject}", subject, f"{subject:0>3}"))
 
 
 def _file_in(folder: Path, find: Callable[[Path], Path | None], sequence: str) -> Path:
     file = find(folder)
     if file is None:
-        raise DataError(
-            f"{folder} holds no {sequence}.bvh or {sequence}.amc: pass path= the file itself, or sequence= another."
-        )
+        raise DataError(f"{folder} holds no {sequence}.bvh: pass path= the file itself, or sequence= another.")
     return file
 
 
-def _read(path: Path, asf: Path | None, drop_tpose: bool) -> Motion:
+def _read(path: Path, drop_tpose: bool) -> Motion:
     kind = Path(path.name.removesuffix(".gz")).suffix.lower()
     match kind:
         case ".bvh":
             return read_bvh(path, drop_tpose=drop_tpose)
-        case ".amc":
-            return read_amc(path, asf)
         case ".npz":
             return _read_directions(path)
-    raise DataError(f"{path} is no file of motion: pass path= a .bvh, an .amc with its .asf beside it, or an .npz.")
+    raise DataError(f"{path} is no file of motion: pass path= a .bvh or an .npz.")
 
 
 def _read_directions(path: Path) -> Motion:
