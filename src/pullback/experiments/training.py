@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tqdm import trange
 
 
-def minimise(
+def minimize(
     loss: Callable[[Tensor], Tensor],
     parameters: Iterable[nn.Parameter],
     data: Tensor,
@@ -20,7 +20,7 @@ def minimise(
     weight_decay: float = 0.0,
     description: str,
 ) -> None:
-    """Minimises the mean loss over the data by Adam, in place, with batches drawn with replacement.
+    """Minimizes the mean loss over the data by Adam, in place, with batches drawn with replacement.
 
     Args:
         loss: of a batch, one value for each row.
