@@ -14,7 +14,7 @@ import pytest
 import pullback
 from pullback import cli
 from pullback.cli import reproduce
-from pullback.experiments._report import Finding, Report
+from pullback.experiments.report import Finding, Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,10 @@ def quick(name: str) -> ModuleType:
     module = ModuleType(name, "What it is about.")
 
     def run(out: Path, settings: Settings) -> Report:
-        numbers = dataclasses.asdict(settings)
-        return Report(name, f"About {name}", "None.", [Finding("it", "so", "so")], [], [], numbers)
+        settings = dataclasses.asdict(settings)
+        finding = Finding("it", "Sec. 1", "so", "so", "holds")
+        measures = {"seed twice": 2.0 * settings["seed"]}
+        return Report(name, f"About {name}", "None.", [finding], [], [], {"settings": settings}, measures)
 
     vars(module).update(Settings=Settings, PAPER=Settings(), run=run)
     return module
@@ -43,7 +45,7 @@ def _quick(monkeypatch):
 
 
 def numbers(file: Path) -> dict:
-    return json.loads(file.read_text())["numbers"]
+    return json.loads(file.read_text())["numbers"]["settings"]
 
 
 @pytest.mark.usefixtures("_quick")
@@ -61,6 +63,15 @@ def test_all_runs_every_experiment_and_binds_the_page(tmp_path):
     for name in reproduce.NAMES:
         assert numbers(tmp_path / "new" / f"{name}.json") == {"seed": 3, "size": 3}
         assert f'id="{name}"' in page
+
+
+@pytest.mark.usefixtures("_quick")
+def test_several_seeds_are_run_in_a_row_and_their_spread_is_told(tmp_path, capsys):
+    cli.main(["reproduce", "toy", "--out", str(tmp_path), "--seed", "3", "--seeds", "3"])
+    spread, verdicts = json.loads((tmp_path / "toy.json").read_text())["tables"]
+    assert spread["rows"] == [["seed twice", "8 ± 2", "6", "8", "10"]]
+    assert verdicts["columns"] == ["claim", "seed 3", "seed 4", "seed 5"]
+    assert verdicts["rows"] == [["it", "holds", "holds", "holds"]]
 
 
 @pytest.mark.usefixtures("_quick")

@@ -12,11 +12,17 @@ import torch
 
 import pullback as pb
 from pullback.experiments import toy
-from pullback.experiments._html import page
-from pullback.experiments._recipe import Recipe
-from pullback.experiments._report import Finding, Report, Table, save_figure
-from pullback.experiments._training import minimise
-from pullback.experiments._weights import cached
+from pullback.experiments.figures import save_figure
+from pullback.experiments.page import page
+from pullback.experiments.paths import both_ways, by_latent_length, keeping_to, share_outside, straight
+from pullback.experiments.recipe import Recipe
+from pullback.experiments.report import Finding, Report, Table, over_seeds
+from pullback.experiments.training import minimize
+from pullback.experiments.weights import cached
+
+SMALL = toy.Settings(
+    resolution=6, num_paths=3, num_nodes=3600, max_segments=64, recipe=Recipe(num_rows=30, max_steps=10)
+)
 
 
 def test_codes_lie_on_the_noisy_circle():
@@ -88,15 +94,26 @@ def test_end_points_are_different_codes():
     assert len(ends.unique(dim=0)) == 20
 
 
-def test_only_the_recommended_extrapolation_closes_the_void():
-    """A Bernoulli decoder that fades to p = 1/2 is constant in the void, which some shortest paths then cross."""
-    paths = {}
-    for extrapolation in ("reweight", "recommended"):
-        decoder, codes = toy.problem("bernoulli", extrapolation=extrapolation)
-        paths[extrapolation] = toy.geodesics(pb.FisherRaoMetric(decoder), codes)
-    assert paths["reweight"].leaves_support.any()
-    assert not paths["recommended"].leaves_support.any()
-    assert paths["recommended"].converged.all()
+def test_the_void_is_closed_by_the_recommended_extrapolation():
+    decoder, codes = toy.problem("bernoulli", extrapolation="recommended")
+    paths = toy.geodesics(pb.FisherRaoMetric(decoder), codes, SMALL)
+    assert not paths.leaves_support.any()
+    assert paths.converged.all()
+
+
+def test_both_ways_are_solved_and_the_shorter_is_kept():
+    """The second start keeps to the data, whatever the metric makes of the void."""
+    decoder, codes = toy.problem("beta")
+    metric, (a, b) = pb.FisherRaoMetric(decoder), toy.pairs(codes, SMALL)
+    lattice = pb.Lattice.fit(metric, codes, num_nodes=SMALL.num_nodes)
+    ring = keeping_to(decoder.support, lattice)
+    assert decoder.support.contains(ring.paths(a, b, 65)).all()
+    assert (ring.distances(a, b) >= lattice.distances(a, b)).all()
+    found = toy.ways(metric, codes, SMALL)
+    first, second = both_ways(metric, lattice, decoder.support, a, b, pb.GaussNewton(rtol=1e-2, max_segments=64))
+    shortest = torch.minimum(found.void, found.ring)
+    torch.testing.assert_close(found.length, shortest)
+    assert (shortest <= 1.05 * torch.minimum(first.length, second.length)).all()
 
 
 def test_unknown_family_is_refused():
@@ -105,44 +122,75 @@ def test_unknown_family_is_refused():
 
 
 def test_run_compares_three_kinds_of_paths(tmp_path):
-    recipe = Recipe(num_rows=30, max_steps=30)
-    settings = toy.Settings(resolution=6, num_paths=2, num_nodes=3600, max_segments=32, recipe=recipe)
-    report = toy.run(tmp_path / "new", settings)
+    report = toy.run(tmp_path / "new", SMALL)
     families = report.numbers["families"]
     assert set(families) == set(toy.FAMILIES)
     for rows in families.values():
         assert set(rows) == set(toy.KINDS)
-        assert rows["recommended"]["leave"] == 0
     text = report.write(tmp_path).read_text()
-    assert toy.run(tmp_path / "again", settings).write(tmp_path / "again").read_text() == text
+    assert toy.run(tmp_path / "again", SMALL).write(tmp_path / "again").read_text() == text
     assert report.figures[0].read_bytes().startswith(b"\x89PNG")
     assert report.figures[0].with_suffix(".pdf").read_bytes().startswith(b"%PDF")
 
 
-@pytest.mark.parametrize("name", ["normal", "exponential"])
-def test_the_papers_recipe_keeps_to_the_ring_and_to_the_ends(name):
-    decoder, codes = toy.problem(name)
-    a, b = toy.pairs(codes)
-    path = Recipe()(decoder, codes, a, b)
+@pytest.mark.parametrize("weight", ["energy", "length"])
+def test_the_papers_recipe_keeps_to_the_ring_and_to_the_ends(weight):
+    decoder, codes = toy.problem("normal")
+    a, b = (z[:4] for z in toy.pairs(codes))
+    path = Recipe(weight=weight, max_steps=40)(decoder, codes, a, b)
     torch.testing.assert_close(path.curve.begin, a, rtol=0, atol=0)
     torch.testing.assert_close(path.curve.end, b, rtol=0, atol=0)
     radius = path.curve.resample(200).norm(dim=-1)
     assert ((radius > 2) & (radius < 4)).all()
 
 
-def test_no_path_of_the_recipe_is_shorter_than_the_geodesic():
-    decoder, codes = toy.problem("normal")
-    metric = pb.FisherRaoMetric(decoder)
-    a, b = (z[:4] for z in toy.pairs(codes))
-    with torch.no_grad():
-        theirs = pb.energy(metric, Recipe()(decoder, codes, a, b).curve, num_segments=4096)
-    ours = toy.geodesics(metric, codes, toy.Settings(num_paths=10)).energy[:4]
-    assert (theirs > 0.99 * ours).all()
+def test_means_along_a_route_do_not_depend_on_its_pace():
+    codes = toy.circle()
+    decoder, _ = toy.problem("normal", extrapolation=None)
+    a, b = toy.pairs(codes)
+    even, paced = straight(a, b), straight(a, b, pb.FisherRaoMetric(decoder))
+    assert (even.resample(65) - paced.resample(65)).abs().max() > 0.1
+    means = (by_latent_length(line.resample(2001), lambda z: z.norm(dim=-1)) for line in (even, paced))
+    torch.testing.assert_close(*means, rtol=1e-3, atol=0)
+
+
+def test_share_outside_is_that_of_the_length():
+    """Of a diameter of the ring only the two crossings of the ring are on the data."""
+    codes = toy.circle()
+    support = pb.Support.fit(codes, 70)
+    z = torch.tensor([[-3.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
+    line = straight(z[:1], z[1:])
+    inside = support.contains(line.resample(20_001)[0]).double().mean()
+    torch.testing.assert_close(share_outside(line.resample(4001), support), 1 - inside[None], rtol=0, atol=1e-3)
 
 
 def report(**changes) -> Report:
-    values = {"name": "one", "title": "A & B", "source": "None.", "findings": [Finding("x < y", "yes", "yes")]}
+    finding = Finding("x < y", "Sec. 1", "yes", "yes", "holds")
+    values = {"name": "one", "title": "A & B", "source": "None.", "findings": [finding]}
     return Report(**{**values, "figures": [], "files": [], "numbers": {"ratio": 0.5}, **changes})
+
+
+@pytest.mark.parametrize("verdict", ["holds weakly", "does not hold"])
+def test_a_claim_that_fails_must_say_why(verdict):
+    with pytest.raises(ValueError, match="say in deviation="):
+        Finding("x < y", "Sec. 1", "yes", "no", verdict)
+    assert Finding("x < y", "Sec. 1", "yes", "no", verdict, "x is larger").deviation
+
+
+def test_spread_over_seeds():
+    runs = [report(numbers={"settings": {"seed": n}}, measures={"m": value}) for n, value in enumerate([1.0, 2.0, 6.0])]
+    spread, verdicts = over_seeds(runs).tables
+    assert spread.rows == [["m", "3 ± 2.6", "1", "2", "6"]]
+    assert verdicts.rows == [["x < y", "holds", "holds", "holds"]]
+
+
+@pytest.mark.parametrize("name", ["toy", "mocap", "metric-error", "land", "movies", "curves", "complexity", "gaussian"])
+def test_every_experiment_says_what_it_does_and_what_differs(name):
+    made = report(name=name, notes=["of the data"])
+    assert len(made.text) > 200
+    assert made.deviations[0] == "of the data"
+    assert all(len(item) > 20 and "\n" not in item for item in made.deviations[1:])
+    assert len(made.deviations) > 1
 
 
 def test_report_is_written_without_paths(tmp_path):
@@ -203,10 +251,10 @@ def test_interrupted_training_leaves_no_weights(tmp_path):
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_minimise_finds_the_mean():
+def test_minimize_finds_the_mean():
     data = torch.randn(400, 2) + torch.tensor([1.0, -2.0])
     center = torch.nn.Parameter(torch.zeros(2))
-    minimise(
+    minimize(
         lambda x: (x - center).square().sum(-1),
         [center],
         data,
@@ -221,10 +269,15 @@ def test_minimise_finds_the_mean():
 def test_page_holds_all_reports_and_stands_alone(tmp_path):
     png = save_figure(plt.figure(), tmp_path, "picture")
     table = Table("Numbers", ["a"], [["<b>"]])
-    first = report(figures=[png], tables=[table], deviations=["other steps"], files=[tmp_path / "extra.csv"])
+    inner = tmp_path / "inner.html"
+    inner.write_text('<p class="x">moves</p>')
+    files = [tmp_path / "extra.csv", inner]
+    first = report(figures=[png], tables=[table], notes=["other steps"], files=files)
     text = page([first, report(name="two", title="Second")])
     assert base64.b64encode(png.read_bytes()).decode() in text
     for piece in ("A &amp; B", "x &lt; y", "&lt;b&gt;", "other steps", "extra.csv", 'id="two"', "<!doctype html>"):
         assert piece in text
     assert "<b>" not in text
+    assert "&lt;p class=&quot;x&quot;&gt;moves" in text
+    assert text.index("Claim by claim") < text.index("<section")
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", text)

@@ -103,7 +103,7 @@ def dots(ax: Axes, codes: Tensor, color: str = "white", alpha: float = 0.4) -> N
 def curves(ax: Axes, curve: pb.Curve, color: str, linewidth: float = 1.0, **style: Any) -> None:
     """Curves as they are, with a dark outline that lets them stand out on any background."""
     outline = [Stroke(linewidth=linewidth + 1.2, foreground="black", alpha=0.75), Unchanged()]
-    points = curve.resample(POINTS).detach().flatten(0, -3)
+    points = curve.resample(POINTS).detach().reshape(-1, POINTS, 2)
     for line in points.numpy():
         ax.plot(*line.T, color=color, linewidth=linewidth, path_effects=outline, zorder=3, **style)
 

@@ -55,7 +55,7 @@ class Settings:
 
     seed: int = 0
     training: Training = field(default_factory=Training)
-    recipe: Recipe = field(default_factory=lambda: Recipe(num_rows=50, weight="length", num_samples=100, max_steps=60))
+    recipe: Recipe = field(default_factory=lambda: Recipe(num_rows=50, weight="length", num_samples=100))
     num_pairs: int = 50
     # Frames that are nearest to being opposite, of which one is drawn.
     num_candidates: int = 20
@@ -159,19 +159,14 @@ def _route(model: Model, route: str, a: Tensor, b: Tensor, settings: Settings) -
     if route == "paced":
         return straight(a, b, pb.FisherRaoMetric(decoder)), done
     if route == "recipe":
-        parts = [
-            settings.recipe(model.reweighted, model.codes, *few) for few in zip(a.split(10), b.split(10), strict=True)
-        ]
-        points = torch.cat([part.curve.resample(FINE) for part in parts])
-        return pb.Polyline(points), torch.cat([part.converged for part in parts])
+        path = settings.recipe(model.reweighted, model.codes, a, b)
+        return path.curve, path.converged
     metric = pb.FisherRaoMetric(
         {"recommended": model.recommended, "reweighted": model.reweighted, "plain": decoder}[route]
     )
     lattice = pb.Lattice.fit(metric, model.codes, num_nodes=settings.num_nodes)
     if route == "reweighted":
-        ways = both_ways(metric, lattice, model.support, a, b, solver)
-        path = shorter(*ways)
-        return path
+        return shorter(*both_ways(metric, lattice, model.support, a, b, solver))
     path = pb.geodesic(metric, a, b, init=lattice, solver=solver)
     return path.curve, path.converged
 

@@ -40,14 +40,17 @@ class SampledKL:
     scale = 2.0
 
     def __call__(self, p: Distribution, q: Distribution) -> Tensor:
-        x = p.rsample(torch.Size([self.num_samples]))
+        x = p.sample(torch.Size([self.num_samples]))
         mean = (p.log_prob(x) - q.log_prob(x)).mean(0)
         return mean.abs() if self.absolute else mean
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sizes of the graph and of the spline; `num_samples` of None means divergences in closed form."""
+    """Sizes of the graph and of the spline.
+
+    Edges of the graph are measured by `num_samples` samples, or in closed form if it is None. Adam has the closed form.
+    """
 
     num_rows: int = 60
     weight: Literal["energy", "length"] = "energy"
@@ -58,12 +61,12 @@ class Recipe:
 
     def __call__(self, decoder: torch.nn.Module, codes: Tensor, a: Tensor, b: Tensor) -> pb.Geodesic:
         """Paths from ``a`` to ``b``, each ``(n, 2)``."""
-        divergence = pb.divergences.symmetrized_kl
+        metric = pb.DivergenceMetric(decoder, divergence=pb.divergences.symmetrized_kl)
+        edges = metric
         if self.num_samples is not None:
-            divergence = SampledKL(self.num_samples, absolute=True)
-        metric = pb.DivergenceMetric(decoder, divergence=divergence)
+            edges = pb.DivergenceMetric(decoder, divergence=SampledKL(self.num_samples, absolute=True))
         solver = SplineDescent(num_knots=self.num_knots, num_segments=self.num_segments, max_steps=self.max_steps)
-        return pb.geodesic(metric, a, b, init=self._start(metric, codes, a, b), solver=solver)
+        return pb.geodesic(metric, a, b, init=self._start(edges, codes, a, b), solver=solver)
 
     def _start(self, metric: pb.Metric, codes: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Paths of the graph, shape ``(n, POINTS, 2)``."""
