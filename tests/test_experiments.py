@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import pullback as pb
+from pullback.cli.reproduce import NAMES
 from pullback.experiments import toy
 from pullback.experiments.figures import save_figure
 from pullback.experiments.page import page
@@ -184,7 +185,7 @@ def test_spread_over_seeds():
     assert verdicts.rows == [["x < y", "holds", "holds", "holds"]]
 
 
-@pytest.mark.parametrize("name", ["toy", "mocap", "metric-error", "land", "movies", "curves", "complexity", "gaussian"])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_says_what_it_does_and_what_differs(name):
     made = report(name=name, notes=["of the data"])
     assert len(made.text) > 200

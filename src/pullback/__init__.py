@@ -43,6 +43,8 @@ from pullback._geometry.exponential import expmap as expmap
 from pullback._geometry.exponential import exponential as exponential
 from pullback._geometry.geodesic import Geodesic as Geodesic
 from pullback._geometry.geodesic import geodesic as geodesic
+from pullback._geometry.identifiability import Identifiability as Identifiability
+from pullback._geometry.identifiability import identifiability as identifiability
 from pullback._geometry.logarithm import Logarithm as Logarithm
 from pullback._geometry.logarithm import logarithm as logarithm
 from pullback._geometry.logarithm import logmap as logmap

@@ -18,7 +18,18 @@ import tyro
 if TYPE_CHECKING:
     from pullback.experiments.report import Report
 
-Name = Literal["gaussian", "toy", "mocap", "metric-error", "land", "movies", "curves", "complexity"]
+Name = Literal[
+    "curves",
+    "gaussian",
+    "toy",
+    "mocap",
+    "metric-error",
+    "land",
+    "movies",
+    "identifiability",
+    "divergences",
+    "complexity",
+]
 NAMES: tuple[Name, ...] = get_args(Name)
 
 
