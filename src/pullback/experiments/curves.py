@@ -291,16 +291,17 @@ def draw_space(curves: Curves, resolution: int) -> Figure:
     """The means of both curves among the data, and both curves in the space of the parameters."""
     figure = plt.figure(figsize=(WIDTH, 6.6), layout="constrained")
     top = figure.add_subplot(2, 1, 1)
-    top.scatter(*curves.decoder(curves.codes).mean.T.numpy(), s=3, color="0.75", zorder=1)
+    top.scatter(*curves.decoder(curves.codes).mean.flip(-1).T.numpy(), s=3, color="0.75", zorder=1)
     pair = (curves.along, curves.shortest)
     scale = Normalize(min(float(p.scale.min()) for p in pair), max(float(p.scale.max()) for p in pair))
     for curve, name in zip(pair, (r"$\gamma$", "$c$"), strict=True):
-        top.scatter(*curve.mean.T.numpy(), c=curve.scale[:, 0].numpy(), cmap=VARIANCE, norm=scale, s=9, linewidths=0)
-        x, y = curve.mean[len(curve.mean) // 2].tolist()
-        top.annotate(name, (x, y), xytext=(8, 0), textcoords="offset points", fontsize="x-large", va="center")
-    bar = figure.colorbar(plt.cm.ScalarMappable(scale, VARIANCE), ax=top, shrink=0.8)
+        means = curve.mean.flip(-1)
+        top.scatter(*means.T.numpy(), c=curve.scale[:, 0].numpy(), cmap=VARIANCE, norm=scale, s=9, linewidths=0)
+        place = tuple(means[len(means) // 2].tolist())
+        top.annotate(name, place, xytext=(0, -12), textcoords="offset points", fontsize="x-large", ha="center")
+    bar = figure.colorbar(plt.cm.ScalarMappable(scale, VARIANCE), ax=top, shrink=0.6)
     bar.set_label("standard deviation")
-    top.set(xlabel=r"$\mu_1$", ylabel=r"$\mu_2$", title=r"means along $\gamma$ and $c$, data in gray", aspect="equal")
+    top.set(xlabel=r"$\mu_2$", ylabel=r"$\mu_1$", title=r"means along $\gamma$ and $c$, data in gray", aspect="equal")
     _draw_parameters(figure, curves, resolution)
     return figure
 
