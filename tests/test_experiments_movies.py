@@ -47,7 +47,7 @@ def test_what_falls_is_not_gained():
 
 def test_held_out_viewers_are_not_trained_on():
     seen = torch.arange(50.0)[:, None]
-    train, test = movies._split(seen, replace(TINY, held_out=0.2))
+    train, test = movies.split(seen, replace(TINY, held_out=0.2))
     assert len(test) == 10
     assert sorted([*train[:, 0].tolist(), *test[:, 0].tolist()]) == seen[:, 0].tolist()
 

@@ -116,7 +116,7 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
         seed=settings.seed,
     )
     with reproducible(settings.seed), figures.look():
-        train, test = _split(viewings.seen.float(), settings)
+        train, test = split(viewings.seen.float(), settings)
         vae = trained(train, viewings.source, out, settings)
         codes, held_out = (vae.encode(x.double()).loc for x in (train, test))
         say("movies", f"{settings.num_pairs} paths")
@@ -124,7 +124,7 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
         return _report(viewings, routes, codes, out, settings)
 
 
-def _split(seen: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+def split(seen: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
     """The viewers to train on, and those held out."""
     order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(settings.seed))
     count = round(settings.held_out * len(seen))

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pullback import data
-from pullback.experiments import _poses, gaussian, movies, toy
-from pullback.experiments._skeleton import projected
+from pullback.experiments import gaussian, movies, poses, toy
+from pullback.experiments.skeleton import projected
 from pullback.explorer import render
 from pullback.explorer.model import Model
 
@@ -53,8 +53,7 @@ def _toy(out: Path) -> Model:
 def _mnist(out: Path) -> Model:
     digits = data.mnist_ones()
     images = digits.images.flatten(1).float() / 255
-    panel = next(panel for panel in gaussian.PANELS if panel.key == "fisher-rao-regularised")
-    vae, codes, _ = gaussian._trained(panel, images, digits.source, out, gaussian.PAPER)
+    vae, codes = gaussian.trained(True, images, digits.source, out, gaussian.PAPER)
     return Model(
         "Handwritten ones",
         vae,
@@ -78,13 +77,13 @@ def slant(images: Tensor) -> list[str]:
 
 
 def _mocap(out: Path) -> Model:
-    poses = _poses.trained(out, _poses.Training(), 0)
-    turned = _poses.heading(poses.motion)[:: poses.training.every]
+    model = poses.trained(out, poses.Training(), 0)
+    turned = poses.heading(model.motion)[:: model.training.every][: len(model.codes)]
     quarter = torch.remainder(((turned + math.pi / 4) // (math.pi / 2)).long(), 4)
     labels = [HEADINGS[i] for i in quarter.tolist()]
-    draw = render.together(partial(_skeletons, poses.motion.skeleton))
+    draw = render.together(partial(_skeletons, model.motion.skeleton))
     return Model(
-        "Poses of a walking person", poses.vae.decoder, poses.codes, labels, draw, poses.motion.source, _lines("mocap")
+        "Poses of a walking person", model.vae.decoder, model.codes, labels, draw, model.motion.source, _lines("mocap")
     )
 
 
@@ -101,8 +100,8 @@ def _movies(out: Path) -> Model:
         num_users=settings.num_viewers,
         seed=settings.seed,
     )
-    train, _ = movies._split(viewings.seen.float(), settings)
-    vae = movies._trained(train, viewings.source, out, settings)
+    train, _ = movies.split(viewings.seen.float(), settings)
+    vae = movies.trained(train, viewings.source, out, settings)
     draw = render.together(lambda p: render.ranking(p.mean, viewings.titles))
     codes = vae.encode(train.double()).loc
     return Model("Who has seen which movie", vae, codes, _seen(train), draw, viewings.source, _lines("movies"))
