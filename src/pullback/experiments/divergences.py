@@ -39,8 +39,8 @@ class Settings:
 PAPER = Settings()
 DIVERGENCES = {
     "KL, symmetrized": pb.divergences.symmetrized_kl,
-    "Rényi, α = 1/2": pb.divergences.Renyi(0.5),
-    "Rényi, α = 2": pb.divergences.Renyi(2.0),
+    "Rényi, α = 1/2": pb.divergences.renyi(0.5),
+    "Rényi, α = 2": pb.divergences.renyi(2.0),
     "Hellinger": pb.divergences.hellinger,
 }
 METRICS = {"Fisher–Rao": pb.FisherRaoMetric, "Euclidean": pb.EuclideanMetric, "Wasserstein": pb.WassersteinMetric}

@@ -32,12 +32,11 @@ class SampledKL:
     r"""The Monte Carlo divergence that the paper resorts to, the mean of :math:`\log p(x) - \log q(x)` over samples of p.
 
     It may be negative; with `absolute`, as in the authors' code, its absolute value is taken, bone by bone.
-    `pullback.divergences.MonteCarloKL` cannot be negative, and is far more accurate between neighbors.
+    `pullback.divergences.monte_carlo_kl` cannot be negative, and is far more accurate between neighbors.
     """
 
     num_samples: int = 100
     absolute: bool = False
-    scale = 2.0
 
     def __call__(self, p: Distribution, q: Distribution) -> Tensor:
         x = p.sample(torch.Size([self.num_samples]))
