@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import pytest
@@ -21,9 +22,7 @@ from pullback.experiments.report import Finding, Report, Table, over_seeds
 from pullback.experiments.training import minimize
 from pullback.experiments.weights import cached
 
-SMALL = toy.Settings(
-    resolution=6, num_paths=3, num_nodes=3600, max_segments=64, recipe=Recipe(num_rows=30, max_steps=10)
-)
+SMALL = toy.Settings(resolution=6, num_paths=2, num_nodes=900, max_segments=16, recipe=Recipe(num_rows=12, max_steps=3))
 
 
 def test_codes_lie_on_the_noisy_circle():
@@ -97,7 +96,7 @@ def test_end_points_are_different_codes():
 
 def test_the_void_is_closed_by_the_recommended_extrapolation():
     decoder, codes = toy.problem("bernoulli", extrapolation="recommended")
-    paths = toy.geodesics(pb.FisherRaoMetric(decoder), codes, SMALL)
+    paths = toy.geodesics(pb.FisherRaoMetric(decoder), codes, replace(SMALL, num_nodes=3600, max_segments=256))
     assert not paths.leaves_support.any()
     assert paths.converged.all()
 
@@ -111,10 +110,10 @@ def test_both_ways_are_solved_and_the_shorter_is_kept():
     assert decoder.support.contains(ring.paths(a, b, 65)).all()
     assert (ring.distances(a, b) >= lattice.distances(a, b)).all()
     found = toy.ways(metric, codes, SMALL)
-    first, second = both_ways(metric, lattice, decoder.support, a, b, pb.GaussNewton(rtol=1e-2, max_segments=64))
-    shortest = torch.minimum(found.void, found.ring)
-    torch.testing.assert_close(found.length, shortest)
-    assert (shortest <= 1.05 * torch.minimum(first.length, second.length)).all()
+    solver = pb.GaussNewton(rtol=1e-3, max_segments=SMALL.max_segments)
+    first, second = both_ways(metric, lattice, decoder.support, a, b, solver)
+    torch.testing.assert_close(found.length, torch.minimum(found.void, found.ring))
+    assert (found.length <= torch.minimum(first.length, second.length)).all()
 
 
 def test_unknown_family_is_refused():
@@ -128,8 +127,7 @@ def test_run_compares_three_kinds_of_paths(tmp_path):
     assert set(families) == set(toy.FAMILIES)
     for rows in families.values():
         assert set(rows) == set(toy.KINDS)
-    text = report.write(tmp_path).read_text()
-    assert toy.run(tmp_path / "again", SMALL).write(tmp_path / "again").read_text() == text
+    assert report.write(tmp_path).exists()
     assert report.figures[0].read_bytes().startswith(b"\x89PNG")
     assert report.figures[0].with_suffix(".pdf").read_bytes().startswith(b"%PDF")
 

@@ -1,11 +1,12 @@
 r"""What one metric tensor costs: the appendix on computational complexity of Arvanitidis et al. 2022, measured.
 
-The paper counts forward passes of the decoder: one divergence and so two passes per diagonal entry, three divergences and so six passes for
-each entry above it, :math:`3d^2 - d` in all. The same system with the decoded code kept needs :math:`1 + d(d+1)/2`. Forward-mode differentiation needs
-one pass that carries d tangents.
+The paper counts forward passes of the decoder: one divergence and so two passes per diagonal entry, three divergences
+and so six passes for each entry above it, :math:`3d^2 - d` in all. The same system with the decoded code kept needs
+:math:`1 + d(d+1)/2`. Forward-mode differentiation needs one pass that carries d tangents.
 
-Work is counted in floating-point operations of matrix products, and given in units of one forward pass at one code: a number that does not
-depend on the machine. Times do; they are drawn, and written to a file of their own, but are no part of the report's numbers.
+Work is counted in floating-point operations of matrix products, and given in units of one forward pass at one code: a
+number that does not depend on the machine. Times do; they are drawn, and written to a file of their own, but are no
+part of the report's numbers.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ PAPER = Settings()
 class Decoder:
     """A Bernoulli decoder with one hidden layer that counts how often it is called.
 
-    It is no module, because torch's counter of operations follows modules with hooks, which second derivatives do not pass.
+    It is no module, because torch's counter of operations follows modules with hooks, which second derivatives do not
+    pass.
     """
 
     def __init__(self, d: int, hidden: int, num_features: int) -> None:
@@ -214,4 +216,5 @@ def _findings(counts: list[dict[str, Any]], settings: Settings) -> list[Finding]
 
 
 def _caption(settings: Settings) -> str:
-    return f"Bernoulli decoder with {settings.hidden} hidden units, {settings.num_codes} codes at once, float64, one thread."
+    sizes = f"{settings.hidden} hidden units, {settings.num_codes} codes at once"
+    return f"Bernoulli decoder with {sizes}, float64, one thread."

@@ -1,15 +1,16 @@
 r"""The conceptual figures of Arvanitidis et al. 2022, computed: figures 1 to 3.
 
-First, the same one-dimensional model seen twice: as a random curve in the space of observations, and as a fixed curve in the space of
-distributions. Second, a shortest path on a manifold and its code in the latent space. Third, two curves between the same two Gaussians:
-:math:`\gamma`, the shortest on the learned manifold :math:`h(Z)`, and c, the shortest in the space of all isotropic Gaussians, which is
-hyperbolic and has it in closed form.
+First, the same one-dimensional model seen twice: as a random curve in the space of observations, and as a fixed curve
+in the space of distributions. Second, a shortest path on a manifold and its code in the latent space. Third, two curves
+between the same two Gaussians: :math:`\gamma`, the shortest on the learned manifold :math:`h(Z)`, and c, the shortest
+in the space of all isotropic Gaussians, which is hyperbolic and has it in closed form.
 
-Does :math:`\gamma` have less variance than c? Variance makes Fisher-Rao distances short, so that both climb. Beside data of length L and
-noise :math:`\sigma` a steep wall of noise is a sheet over them on which heights are free to choose, a hyperbolic half-plane like that of c:
-:math:`\gamma` climbs to :math:`\sqrt{L^2/4 + 2D\sigma^2} / \sqrt{2D}`, and c to the same with the distance of the means in the place of L.
-L is never shorter, so that :math:`\gamma` climbs higher. Where the noise rises gently :math:`\gamma` climbs less, but leaves the data. A
-table has walls from steep to gentle.
+Does :math:`\gamma` have less variance than c? Variance makes Fisher-Rao distances short, so that both climb. Beside
+data of length L and noise :math:`\sigma` a steep wall of noise is a sheet over them on which heights are free to
+choose, a hyperbolic half-plane like that of c: :math:`\gamma` climbs to :math:`\sqrt{L^2/4 + 2D\sigma^2} / \sqrt{2D}`,
+and c to the same with the distance of the means in the place of L. L is never shorter, so that :math:`\gamma` climbs
+higher. Where the noise rises gently :math:`\gamma` climbs less, but leaves the data. A table has walls from steep to
+gentle.
 """
 
 from __future__ import annotations
@@ -116,10 +117,12 @@ def arc_codes(settings: Settings) -> Tensor:
 
 
 def hyperbolic(p: Normal, q: Normal, t: Tensor) -> Normal:
-    r"""The shortest curve in the space of isotropic Gaussians: from p to q, each ``(1, D)``, at parameters ``t`` of constant speed.
+    r"""The shortest curve in the space of isotropic Gaussians: from p to q, each ``(1, D)``, at parameters ``t`` of
+    constant speed.
 
-    With the height :math:`y = \sqrt{2D}\,\sigma` the metric is :math:`2D\,(|d\mu|^2 + dy^2)/y^2`, the half-space model. Along the line of
-    the means, measured from the center of the half circle of radius r, the geodesic is :math:`x = r \tanh s,\ y = r / \cosh s`.
+    With the height :math:`y = \sqrt{2D}\,\sigma` the metric is :math:`2D\,(|d\mu|^2 + dy^2)/y^2`, the half-space model.
+    Along the line of the means, measured from the center of the half circle of radius r, the geodesic is :math:`x = r
+    \tanh s,\ y = r / \cosh s`.
     """
     D = p.loc.shape[-1]
     way = q.loc - p.loc
@@ -134,7 +137,9 @@ def hyperbolic(p: Normal, q: Normal, t: Tensor) -> Normal:
 
 
 def rao_length(p: Normal, q: Normal) -> Tensor:
-    r"""The distance of isotropic Gaussians: :math:`\sqrt{2D}\,\mathrm{acosh}(1 + (|\Delta\mu|^2 + 2D\,\Delta\sigma^2)/(4D\,\sigma\sigma'))`."""
+    r"""The distance of isotropic Gaussians: :math:`\sqrt{2D}\,\mathrm{acosh}(1 + (|\Delta\mu|^2 +
+    2D\,\Delta\sigma^2)/(4D\,\sigma\sigma'))`.
+    """
     D = p.loc.shape[-1]
     s, t = p.scale[..., 0], q.scale[..., 0]
     ratio = ((q.loc - p.loc).square().sum(-1) + 2 * D * (t - s).square()) / (4 * D * s * t)
@@ -142,7 +147,9 @@ def rao_length(p: Normal, q: Normal) -> Tensor:
 
 
 def peak(length: float, stddev: float) -> float:
-    """The largest standard deviation of the shortest curve between isotropic Gaussians of that noise and distance of means."""
+    """The largest standard deviation of the shortest curve between isotropic Gaussians of that noise and distance of
+    means.
+    """
     return (length**2 / 4 + 2 * NUM_FEATURES * stddev**2) ** 0.5 / (2 * NUM_FEATURES) ** 0.5
 
 
@@ -383,7 +390,8 @@ def _findings(hill: dict[str, float], space: dict[str, float]) -> list[Finding]:
             "Sec. 3.1, Fig. 3",
             "drawn",
             f"length {space['length_on_manifold']:.2f} (γ) and {space['length_in_space']:.2f} (c); means at most "
-            f"{space['distance_to_data_on_manifold']:.2f} and {space['distance_to_data_in_space']:.2f} from the nearest mean of the data",
+            f"{space['distance_to_data_on_manifold']:.2f} and {space['distance_to_data_in_space']:.2f} from the "
+            f"nearest mean of the data",
             "holds" if near else "does not hold",
             "" if near else "γ leaves them as well",
         ),
@@ -391,10 +399,12 @@ def _findings(hill: dict[str, float], space: dict[str, float]) -> list[Finding]:
             "c has higher variance than γ",
             "Sec. 3.1, Fig. 3",
             "drawn: red against green",
-            f"standard deviation at most {space['largest_stddev_on_manifold']:.2f} (γ) and {space['largest_stddev_in_space']:.2f} (c), "
+            f"standard deviation at most {space['largest_stddev_on_manifold']:.2f} (γ) and "
+            f"{space['largest_stddev_in_space']:.2f} (c), "
             f"{space['stddev_on_data']:.2f} on the data",
             low,
-            "beside steep walls γ climbs like c, over the longer way along the data; where the noise rises gently γ climbs less "
+            "beside steep walls γ climbs like c, over the longer way along the data; where the noise rises gently γ "
+            "climbs less "
             "but leaves the data: see the table",
         ),
     ]

@@ -1,10 +1,11 @@
 r"""What changes with another geometry of distributions: the question that Arvanitidis et al. 2022 leave open.
 
-The paper pulls back the Fisher-Rao metric through the Kullback-Leibler divergence, and names other divergences and the Wasserstein
-geometry as untried. Here they are tried on its toy problem, with the same decoders, codes and pairs. First, what metric a divergence has:
-all smooth divergences that do not see how observations are written down have that of Fisher and Rao, up to a factor (Chentsov 1972). Then,
-where shortest paths run: under Fisher-Rao, under Wasserstein where the decoder is Gaussian, and under the Euclidean metric of means and
-standard deviations, which for independent Gaussian features is the same.
+The paper pulls back the Fisher-Rao metric through the Kullback-Leibler divergence, and names other divergences and the
+Wasserstein geometry as untried. Here they are tried on its toy problem, with the same decoders, codes and pairs. First,
+what metric a divergence has: all smooth divergences that do not see how observations are written down have that of
+Fisher and Rao, up to a factor (Chentsov 1972). Then, where shortest paths run: under Fisher-Rao, under Wasserstein
+where the decoder is Gaussian, and under the Euclidean metric of means and standard deviations, which for independent
+Gaussian features is the same.
 """
 
 from __future__ import annotations
@@ -113,11 +114,13 @@ def _findings(tensors: dict[str, Any], paths: dict[str, Any]) -> list[Finding]:
             "The Wasserstein geometry may be interesting",
             "Sec. 6",
             "not investigated",
-            f"of {normal['Fisher–Rao']['paths']} paths of the Normal decoder {normal['Wasserstein']['leave']} leave the ring under "
+            f"of {normal['Fisher–Rao']['paths']} paths of the Normal decoder {normal['Wasserstein']['leave']} leave "
+            f"the ring under "
             f"Wasserstein, {normal['Fisher–Rao']['leave']} under Fisher–Rao; it is the Euclidean geometry of (μ, σ), "
             "which the paper compares with in its first experiment",
             "holds",
-            "noise only costs there, so that a wall of noise closes the void; but it is defined for Gaussians, and for discrete data "
+            "noise only costs there, so that a wall of noise closes the void; but it is defined for Gaussians, and "
+            "for discrete data "
             "it has no metric tensor",
         ),
     ]

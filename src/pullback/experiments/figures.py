@@ -1,4 +1,4 @@
-"""One look for all figures: readable at the width of a column, with codes as faint dots and numbers at every color bar."""
+"""One look for all figures: readable at the width of a column, codes as faint dots, numbers at every color bar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch import Tensor
 import pullback as pb
 from pullback import plot
 
-# Inches. A page shows a figure 460 pixels wide, so that a point is 1.4 pixels and the smallest letters are 10 pixels high.
+# Inches. A page shows a figure 460 pixels wide: a point is 1.4 pixels, and the smallest letters are 10 pixels high.
 WIDTH = 4.6
 # Inches between a figure and its caption.
 CAPTION_GAP = 0.1
@@ -122,12 +122,9 @@ def legend(figure: Figure, entries: Sequence[tuple[str, str, str]], ncols: int =
 def save_figure(figure: Figure, out: Path, name: str, *, caption: str = "", dpi: int = 220) -> Path:
     """Writes ``out/name.png`` and ``out/name.pdf``, closes the figure, and returns the path of the PNG.
 
-    Args:
-        figure: what to save.
-        out: the folder; made if missing.
-        name: of both files, without suffix.
-        caption: printed below the figure: where the data come from, and what else a reader of the picture alone should know.
-        dpi: pixels per inch.
+    Args: figure: what to save. out: the folder; made if missing. name: of both files, without suffix. caption: printed
+    below the figure: where the data come from, and what else a reader of the picture alone should know. dpi: pixels per
+    inch.
     """
     out.mkdir(parents=True, exist_ok=True)
     png, pdf = out / f"{name}.png", out / f"{name}.pdf"

@@ -1,12 +1,14 @@
 r"""Euclidean against Fisher-Rao geometry of Gaussian decoders: the first experiment of Arvanitidis et al. 2022.
 
-Four variational autoencoders see handwritten ones and have Gaussian decoders :math:`\mathcal N(\mu(z), \sigma(z)^2)` with linear means.
-Two things vary: the metric that is pulled back, Euclidean or Fisher-Rao, and what models the noise. A radial basis network for the
-precision is *regularized*: its standard deviation rises away from the codes (`pullback.RBFPrecision`). A linear layer is not.
+Four variational autoencoders see handwritten ones and have Gaussian decoders :math:`\mathcal N(\mu(z), \sigma(z)^2)`
+with linear means. Two things vary: the metric that is pulled back, Euclidean or Fisher-Rao, and what models the noise.
+A radial basis network for the precision is *regularized*: its standard deviation rises away from the codes
+(`pullback.RBFPrecision`). A linear layer is not.
 
-Do shortest paths follow the codes? Each path is measured by the mean distance of its points to the nearest code, per unit of latent
-length, and divided by the same number for the straight lines between the same pairs: for random pairs, and for pairs of the hundredth
-whose lines stray farthest, which are drawn. A mean per latent length depends on the route alone and not on the pace.
+Do shortest paths follow the codes? Each path is measured by the mean distance of its points to the nearest code, per
+unit of latent length, and divided by the same number for the straight lines between the same pairs: for random pairs,
+and for pairs of the hundredth whose lines stray farthest, which are drawn. A mean per latent length depends on the
+route alone and not on the pace.
 """
 
 from __future__ import annotations
@@ -103,7 +105,9 @@ class LinearNoise(nn.Module):
 
 
 class ConstantNoise(nn.Module):
-    """A standard deviation for each pixel, the same for all codes: what the mean is trained with before there are codes."""
+    """A standard deviation for each pixel, the same for all codes: what the mean is trained with before there are
+    codes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +147,7 @@ class GaussianVAE(nn.Module):
 
 
 def run(out: Path, settings: Settings = PAPER) -> Report:
-    """Trains the autoencoders, draws their latent spaces into ``out/gaussian.png`` and measures their shortest paths."""
+    """Trains the autoencoders, draws their latent spaces and measures their shortest paths."""
     digits = data.mnist_ones()
     images = digits.images.flatten(1).float() / 255
     with reproducible(settings.seed), figures.look():
@@ -163,8 +167,8 @@ def trained(
 ) -> tuple[GaussianVAE, Tensor]:
     """The network with either kind of noise and the codes of the images, in double precision.
 
-    Radial basis functions need the codes. So encoder and mean are trained first, with constant noise, and the same for all
-    panels; then the noise.
+    Radial basis functions need the codes. So encoder and mean are trained first, with constant noise, and the same for
+    all panels; then the noise.
     """
     rate = settings.learning_rate
     schedule = (settings.num_steps, rate), (settings.num_fine_steps, 0.1 * rate)
@@ -303,7 +307,8 @@ def _follow(numbers: dict[str, Any], kind: str) -> Finding:
     verdict: Verdict = "holds" if clear else "holds weakly" if all(good) else "does not hold"
     names = [name for name, ok in zip(("Euclidean", "Fisher–Rao"), good, strict=True) if not ok]
     return Finding(
-        f"Regularized uncertainty makes paths follow the codes ({'random pairs' if kind == 'random' else 'pairs across gaps'})",
+        f"Regularized uncertainty makes paths follow the codes "
+        f"({'random pairs' if kind == 'random' else 'pairs across gaps'})",
         "Sec. 4.1, Fig. 4",
         "instrumental: first against second panel, third against fourth",
         "distance to the codes, paths / lines: "

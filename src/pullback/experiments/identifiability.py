@@ -1,10 +1,11 @@
 r"""What the paper promises latent geometry for, shown: distances that do not depend on the latent coordinates.
 
-The introduction of Arvanitidis et al. 2022 gives identifiability as the reason for pulling back a metric. Here the autoencoder of poses
-is trained several times from other seeds, and the distances between the same pairs of poses are compared over the models: Euclidean
-distances of the codes, lengths under the pulled-back Euclidean metric of the mean poses, and Fisher-Rao lengths, as they are, with the
-prior, and with a wall around the data. The measure is the coefficient of variation (`pullback.identifiability`). And one model is compared
-with itself in other coordinates, :math:`g(z) = (z_1, z_2 + z_1^2 / 2)`.
+The introduction of Arvanitidis et al. 2022 gives identifiability as the reason for pulling back a metric. Here the
+autoencoder of poses is trained several times from other seeds, and the distances between the same pairs of poses are
+compared over the models: Euclidean distances of the codes, lengths under the pulled-back Euclidean metric of the mean
+poses, and Fisher-Rao lengths, as they are, with the prior, and with a wall around the data. The measure is the
+coefficient of variation (`pullback.identifiability`). And one model is compared with itself in other coordinates,
+:math:`g(z) = (z_1, z_2 + z_1^2 / 2)`.
 """
 
 from __future__ import annotations
@@ -175,7 +176,8 @@ def _findings(numbers: dict[str, Any], settings: Settings) -> list[Finding]:
             "Pulled-back distances are identifiable: they repeat over retrained models",
             "Sec. 1, 2 and 6",
             "claimed, not measured",
-            f"coefficient of variation over {settings.num_models} models {plain['mean']:.2f} (Fisher–Rao) against {latent['mean']:.2f} "
+            f"coefficient of variation over {settings.num_models} models {plain['mean']:.2f} (Fisher–Rao) against "
+            f"{latent['mean']:.2f} "
             f"(Euclidean distances of codes), {numbers['euclidean']['mean']:.2f} (pull-back Euclidean); "
             f"lowest: {KINDS[best]}, {numbers[best]['mean']:.2f}",
             verdict,
@@ -185,7 +187,8 @@ def _findings(numbers: dict[str, Any], settings: Settings) -> list[Finding]:
             "Distances do not depend on the coordinates of the latent space",
             "Sec. 2",
             "by construction",
-            f"variation under a warp of the plane {plain['warped']:.1e} (Fisher–Rao), {latent['warped']:.2f} (Euclidean)",
+            f"variation under a warp of the plane {plain['warped']:.1e} (Fisher–Rao), {latent['warped']:.2f} "
+            f"(Euclidean)",
             "holds" if plain["warped"] < 0.01 else "does not hold",
             "" if plain["warped"] < 0.01 else "the two solutions differ",
         ),

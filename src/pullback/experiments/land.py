@@ -1,17 +1,20 @@
 r"""A density that follows the codes: the fifth experiment of Arvanitidis et al. 2022.
 
-The locally adaptive normal distribution (`pullback.statistics.LAND`) is a Gaussian in the distances of the metric. It is fitted to codes
-of the pose autoencoder, and judged by the log-likelihood of codes of the last fifth of the recording, which neither it nor the
-autoencoder nor the support of its metric has seen. What it is compared with depends on the base measure:
+The locally adaptive normal distribution (`pullback.statistics.LAND`) is a Gaussian in the distances of the metric. It
+is fitted to codes of the pose autoencoder, and judged by the log-likelihood of codes of the last fifth of the
+recording, which neither it nor the autoencoder nor the support of its metric has seen. What it is compared with depends
+on the base measure:
 
-- *The Riemannian volume*, as in the paper, under the paper's metric and under that of `pullback.Extrapolated`. The rival that differs in
-  nothing but what a distance is has the density :math:`\exp(-\tfrac12 (z - \mu)^\top \Gamma (z - \mu))` over its integral with respect to
-  the volume, fitted by maximum likelihood.
-- *dz*. There the rival is the ordinary Gaussian, and for mixtures of LANDs the Gaussian mixture with as many components.
+- *The Riemannian volume*, as in the paper, under the paper's metric and under that of `pullback.Extrapolated`. The
+  rival that differs in nothing but what a distance is has the density :math:`\exp(-\tfrac12 (z - \mu)^\top \Gamma (z -
+  \mu))` over its integral with respect to the volume, fitted by maximum likelihood.
+- *dz*. There the rival is the ordinary Gaussian, and for mixtures of LANDs the Gaussian mixture with as many
+  components.
 
 All log-likelihoods are reported with respect to dz: a density over the volume is turned into one by the factor
-:math:`\sqrt{\det M(z)}`. The metric is the interpolation of a grid of its tensors, which the paper needed to make the fit affordable;
-one fit is repeated under the exact one. Neighboring frames are alike, so that errors are those of means over blocks of one second.
+:math:`\sqrt{\det M(z)}`. The metric is the interpolation of a grid of its tensors, which the paper needed to make the
+fit affordable; one fit is repeated under the exact one. Neighboring frames are alike, so that errors are those of means
+over blocks of one second.
 """
 
 from __future__ import annotations
@@ -102,7 +105,8 @@ class Codes:
 
 
 class VolumeGaussian:
-    r"""A Gaussian over the Riemannian volume, :math:`\exp(-\tfrac12 |L^\top(z - \mu)|^2) / C`, fitted by maximum likelihood.
+    r"""A Gaussian over the Riemannian volume, :math:`\exp(-\tfrac12 |L^\top(z - \mu)|^2) / C`, fitted by maximum
+    likelihood.
 
     C is summed over a grid that reaches far beyond the codes.
     """
@@ -181,7 +185,9 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
 
 
 def fits(metric: pb.Metric, exact: pb.Metric, paper: pb.Metric, codes: Codes, settings: Settings) -> dict[str, LAND]:
-    """The LANDs by name: over the volume under either metric, over dz with one component and as mixtures, and the exact one."""
+    """The LANDs by name: over the volume under either metric, over dz with one component and as mixtures, and the exact
+    one.
+    """
     init = pb.Lattice.fit(metric, codes.known, num_nodes=settings.num_nodes)
     found = {
         "paper": _land(
@@ -250,7 +256,9 @@ def _held_out(
 
 
 def _against(value: Tensor, rival: Tensor, codes: Codes) -> dict[str, float]:
-    """The mean difference of two log-densities of the same codes, and its standard error, from means over blocks of time."""
+    """The mean difference of two log-densities of the same codes, and its standard error, from means over blocks of
+    time.
+    """
     return {"gain": float((value - rival).mean()), "standard_error": block_error(value - rival, codes.block)}
 
 
@@ -274,7 +282,9 @@ def _fit_numbers(land: LAND, codes: Tensor, settings: Settings) -> dict[str, Any
 
 
 def _mass(land: LAND, codes: Tensor, settings: Settings) -> float:
-    """The integral of the density around the codes by summation over a grid; nothing of it is where there are walls alone."""
+    """The integral of the density around the codes by summation over a grid; nothing of it is where there are walls
+    alone.
+    """
     # In the walls distances change fast.
     rough = land.base_measure == "volume"
     grid = pb.Grid.around(codes, resolution=settings.check * 3 // 2 if rough else settings.check, margin=0.15)
@@ -396,7 +406,8 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
             "The density follows the codes, over dz",
             "Sec. 4.5, Fig. 7",
             "adapts to the structure of the codes (a figure)",
-            f"held-out log-likelihood {_gain(one)} nats per code against the Gaussian; mixtures against as many Gaussians: "
+            f"held-out log-likelihood {_gain(one)} nats per code against the Gaussian; mixtures against as many "
+            f"Gaussians: "
             + ", ".join(f"{WORDS.get(row['components'], row['components'])} {_gain(row)}" for row in mixtures),
             _verdict(one),
             ""
@@ -407,7 +418,8 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
             "The interpolated metric is good enough",
             "App. D.7",
             "interpolated only; the exact one was too costly",
-            f"{one['dz']:.2f} (interpolated) and {exact['dz']:.2f} (exact) nats for one LAND over dz; tensors differ by "
+            f"{one['dz']:.2f} (interpolated) and {exact['dz']:.2f} (exact) nats for one LAND over dz; tensors differ "
+            f"by "
             f"{numbers['interpolation_error']:.1%} (median)",
             "holds" if abs(one["dz"] - exact["dz"]) < 0.2 else "does not hold",
             "" if abs(one["dz"] - exact["dz"]) < 0.2 else "the two differ by more than 0.2 nats",

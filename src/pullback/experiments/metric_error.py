@@ -1,16 +1,18 @@
 r"""How well a divergence approximates the metric: the fourth experiment of Arvanitidis et al. 2022.
 
-A metric promises :math:`KL(p_z, p_{z+\delta}) \approx \tfrac12 \delta^\top M(z)\, \delta`. Over a grid of the latent space of the pose
-autoencoder the difference is averaged over directions :math:`\delta` of length :math:`\varepsilon`. It is of third order in
-:math:`\varepsilon` for the exact metric too: what it shows is how much the geometry changes within one step, most at the border of the
-data, where the uncertainty sets in. So it depends on the unit of :math:`\varepsilon`, and two are used.
+A metric promises :math:`KL(p_z, p_{z+\delta}) \approx \tfrac12 \delta^\top M(z)\, \delta`. Over a grid of the latent
+space of the pose autoencoder the difference is averaged over directions :math:`\delta` of length :math:`\varepsilon`.
+It is of third order in :math:`\varepsilon` for the exact metric too: what it shows is how much the geometry changes
+within one step, most at the border of the data, where the uncertainty sets in. So it depends on the unit of
+:math:`\varepsilon`, and two are used.
 
-Which route gives M is a question of its own. The paper solves for it from divergences at a few neighboring codes, which need not give a
-positive definite matrix: one-sided cross terms at the border, and noise of sampled divergences anywhere, make determinants negative. The
-routes of this library contract Jacobians with the Fisher information, and cannot.
+Which route gives M is a question of its own. The paper solves for it from divergences at a few neighboring codes, which
+need not give a positive definite matrix: one-sided cross terms at the border, and noise of sampled divergences
+anywhere, make determinants negative. The routes of this library contract Jacobians with the Fisher information, and
+cannot.
 
-For the families whose metric is known, the appendix compares the approximation with it; so does the last table here, with Fisher
-matrices written out with scipy, independent of the library.
+For the families whose metric is known, the appendix compares the approximation with it; so does the last table here,
+with Fisher matrices written out with scipy, independent of the library.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ class Settings:
 
     seed: int = 0
     training: Training = field(default_factory=Training)
-    # Of the steps whose error is measured, and of the paper's differences, in standard deviations of the prior: the paper's
-    # number in this unit, and in fifths of it, about the spacing of neighboring strides.
+    # Of the steps whose error is measured, and of the paper's differences, in standard deviations of the prior:
+    # the paper's number in this unit, and in fifths of it, about the spacing of neighboring strides.
     radii: tuple[float, ...] = (0.1, 0.02)
     num_directions: int = 16
     # Of the grid, along its longer side.
@@ -122,7 +124,9 @@ def metrics(model: Model, eps: float, num_samples: int) -> dict[str, tuple[pb.Me
 
 @dataclass(frozen=True, eq=False)
 class Errors:
-    """At each code the mean over the directions of the error and of the divergence itself, and the metric's determinant."""
+    """At each code the mean over the directions of the error and of the divergence itself, and the metric's
+    determinant.
+    """
 
     error: Tensor
     divergence: Tensor
@@ -256,7 +260,9 @@ def _draw_signs(model: Model, grid: Tensor, maps: dict[str, Errors]) -> Figure:
 
 @dataclass(frozen=True)
 class Space:
-    """The parameters of a family: decoder, Fisher matrix, the box that parameters are drawn from, and the paper's error."""
+    """The parameters of a family: decoder, Fisher matrix, the box that parameters are drawn from, and the paper's
+    error.
+    """
 
     name: str
     decoder: Decoder
@@ -304,7 +310,7 @@ def appendix_routes(decoder: Decoder) -> dict[str, pb.Metric]:
 
 @torch.no_grad()
 def appendix_errors(space: Space, settings: Settings) -> dict[str, dict[str, float]]:
-    """For each route the mean and the standard deviation of the relative error, and the share of negative determinants."""
+    """Per route the mean and standard deviation of the relative error, and the share of negative determinants."""
     generator = torch.Generator().manual_seed(settings.seed)
     u = torch.rand(settings.num_points, 2, generator=generator, dtype=torch.float64)
     low, high = (torch.tensor(corner, dtype=torch.float64) for corner in (space.low, space.high))
@@ -374,7 +380,8 @@ def _signs(n: dict[str, Any]) -> Finding:
         "Some determinants are negative, at the boundary",
         "Sec. 4.4",
         "some, at the boundary of the support",
-        f"authors' estimator {theirs['negative']:.1%} of the grid, {theirs['negative_boundary']:.0%} of the boundary; signed samples "
+        f"authors' estimator {theirs['negative']:.1%} of the grid, {theirs['negative_boundary']:.0%} of the "
+        f"boundary; signed samples "
         f"{signed['negative']:.1%}, {signed['negative_void']:.0%} of the void; closed form {closed['negative']:.1%}, "
         f"{closed['negative_boundary']:.0%} of the boundary; by Jacobians none ({n[OURS]['negative']:.1%})",
         verdict,

@@ -1,13 +1,14 @@
 r"""Poses of a walking person between two poses: the third experiment of Arvanitidis et al. 2022.
 
-Pairs of poses are joined by the shortest path of the pulled-back Fisher-Rao metric, by the paper's own recipe, and by the straight line.
-Decoded, each is a motion. Two questions are asked of all, over many pairs and not of one picked example: how far are the decoded poses
-from the nearest pose that was ever recorded, and how evenly do the limbs move?
+Pairs of poses are joined by the shortest path of the pulled-back Fisher-Rao metric, by the paper's own recipe, and by
+the straight line. Decoded, each is a motion. Two questions are asked of all, over many pairs and not of one picked
+example: how far are the decoded poses from the nearest pose that was ever recorded, and how evenly do the limbs move?
 
-A straight line differs from a geodesic in its route and in its pace. So the line is also run at constant Fisher-Rao speed.
+A straight line differs from a geodesic in its route and in its pace. So the line is also run at constant Fisher-Rao
+speed.
 
-The distance of poses is that of the product of spheres, :math:`(\sum_b \theta_b^2)^{1/2}` with :math:`\theta_b` the angle between the
-directions of a bone.
+The distance of poses is that of the product of spheres, :math:`(\sum_b \theta_b^2)^{1/2}` with :math:`\theta_b` the
+angle between the directions of a bone.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def angles(x: Tensor, y: Tensor) -> Tensor:
 
 
 def distance_to_nearest(poses: Tensor, recorded: Tensor) -> Tensor:
-    """From each pose ``(*batch, bones, 3)`` to the nearest recorded one ``(n, bones, 3)``, on the product of spheres."""
+    """From each pose ``(*batch, bones, 3)`` to the nearest recorded one ``(n, bones, 3)``."""
     flat, found = poses.flatten(0, -3), []
     for chunk in flat.split(AT_ONCE):
         cosines = torch.einsum("abi,cbi->acb", chunk, recorded).clamp(-1, 1)
@@ -285,27 +286,32 @@ def _pictures(
             caption=f"Mean and quartiles over {len(gain)} random pairs. {source}",
         ),
     ]
+    return pictures, [_animation(out, model, random, decoded, distances, shown), model.file]
+
+
+def _animation(
+    out: Path,
+    model: Model,
+    paths: Mapping[str, Traversals],
+    decoded: Mapping[str, Tensor],
+    distances: Mapping[str, Tensor],
+    shown: int,
+) -> Path:
+    """The shortest path and the straight line of one pair, as motions."""
     scenes = [
         Scene(
             ROUTES[route],
             color,
             decoded[route][shown],
-            model.reweighted(random[route].codes[shown]).sample(),
-            random[route].codes[shown],
+            model.reweighted(paths[route].codes[shown]).sample(),
+            paths[route].codes[shown],
             distances[route][shown],
         )
         for route, color in (("recommended", PATH), ("line", LINE))
     ]
     every = model.codes[:: max(1, len(model.codes) // 800)]
-    page = animation(
-        out / "mocap.html",
-        model.motion.skeleton,
-        scenes,
-        every,
-        title="The same two poses, joined twice",
-        caption=source,
-    )
-    return pictures, [page, model.file]
+    title, source = "The same two poses, joined twice", model.motion.source
+    return animation(out / "mocap.html", model.motion.skeleton, scenes, every, title=title, caption=source)
 
 
 def draw_latent(model: Model, paths: Mapping[str, Mapping[str, Traversals]], shown: int, settings: Settings) -> Figure:
@@ -335,7 +341,9 @@ def draw_latent(model: Model, paths: Mapping[str, Mapping[str, Traversals]], sho
 
 
 def draw_strips(skeleton: Skeleton, motions: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
-    """Motions as rows of stick figures ``(n, bones, 3)``, colored by their distance ``(n,)`` to the nearest recorded pose."""
+    """Motions as rows of stick figures ``(n, bones, 3)``, colored by their distance ``(n,)`` to the nearest recorded
+    pose.
+    """
     figure, axes = plt.subplots(len(motions), 1, figsize=(WIDTH, 1.5 * len(motions)), layout="compressed")
     scale = Normalize(0, max(float(distance.max()) for _, distance in motions.values()))
     cmap = plt.get_cmap("plasma_r")
@@ -351,7 +359,9 @@ def draw_strips(skeleton: Skeleton, motions: Mapping[str, tuple[Tensor, Tensor]]
 
 
 def draw_measures(distances: Mapping[str, Tensor], steps: Mapping[str, Tensor], floor: float) -> Figure:
-    """Means and quartiles over the pairs of the distance ``(pairs, frames)`` and the angular step ``(pairs, frames - 1)``."""
+    """Means and quartiles over the pairs of the distance ``(pairs, frames)`` and the angular step ``(pairs, frames -
+    1)``.
+    """
     figure, axes = plt.subplots(2, 1, figsize=(WIDTH, 4.6), sharex=True, layout="constrained")
     colors = dict(zip(MAIN, (PATH, THEIRS, LINE, "#7570b3"), strict=True))
     for ax, values in zip(axes, (distances, steps), strict=True):
@@ -422,7 +432,8 @@ def _plausible(n: dict[str, Any], group: str, route: str) -> Finding:
         f"Decoded shortest paths are plausible poses ({group} pairs, {'ours' if route == 'recommended' else 'recipe'})",
         "Sec. 4.3, Fig. 6",
         "meaningful poses throughout, the straight line becomes implausible (one pair)",
-        f"{n['routes'][route]['distance']:.2f} rad to the nearest recorded pose against {n['routes']['line']['distance']:.2f}: "
+        f"{n['routes'][route]['distance']:.2f} rad to the nearest recorded pose against "
+        f"{n['routes']['line']['distance']:.2f}: "
         f"{line['lower']:.1%} lower, {line['nearer_pairs']} of {n['pairs']} pairs nearer; against the line at constant "
         f"Fisher–Rao speed {paced['lower']:.1%} lower; samples {line['sampled_lower']:.0%} lower",
         verdict,
@@ -437,10 +448,12 @@ def _trend(random: dict[str, Any], opposite: dict[str, Any]) -> Finding:
         "Paths follow the trend of the data",
         "Sec. 4.3, Fig. 6",
         "with concentrations that fade to 0.1",
-        f"share of the latent length off the data: {theirs:.1%} by the paper's recipe, {random['recommended']['outside']:.1%} "
+        f"share of the latent length off the data: {theirs:.1%} by the paper's recipe, "
+        f"{random['recommended']['outside']:.1%} "
         f"with Extrapolated, {random['line']['outside']:.1%} for lines",
         verdict,
-        f"the recipe's paths are not the shortest of its decoder: of those, {true['outside']:.0%} of the length is off the "
+        f"the recipe's paths are not the shortest of its decoder: of those, {true['outside']:.0%} of the length is "
+        f"off the "
         f"data ({true['converged']} of {true['pairs']} converged), since bones without a direction are all alike",
     )
 
@@ -451,7 +464,8 @@ def _smooth(n: dict[str, Any]) -> Finding:
         "Motion along shortest paths is smooth",
         "Sec. 4.3",
         "not measured",
-        f"unevenness of the angular step {path:.2f} against {line:.2f} for lines, {paced:.2f} at constant Fisher–Rao speed",
+        f"unevenness of the angular step {path:.2f} against {line:.2f} for lines, {paced:.2f} at constant Fisher–Rao "
+        f"speed",
         "not in the paper",
         "the evenness is the pace, not the route",
     )
@@ -463,7 +477,8 @@ def _closed_form(kl: dict[str, Any]) -> Finding:
         "Sec. 4.3",
         "Monte Carlo",
         f"closed form; {kl['num_samples']} plain samples miss it by {kl['plain_relative_error']:.1%} (median), "
-        f"{kl['plain_negative']:.1%} negative; pullback.divergences.monte_carlo_kl by {kl['balanced_relative_error']:.1%}",
+        f"{kl['plain_negative']:.1%} negative; pullback.divergences.monte_carlo_kl by "
+        f"{kl['balanced_relative_error']:.1%}",
         "does not hold",
         "there is a closed form on the sphere in space",
     )

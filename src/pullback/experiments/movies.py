@@ -1,13 +1,13 @@
 r"""Users between users: the movie experiment of Arvanitidis et al. 2022.
 
-A variational autoencoder with a Bernoulli decoder learns who has seen which of the most rated movies. A code is then a user, and a curve
-of codes a way from one taste to another. A good way passes through users that differ little from one to the next: similarity should be
-high along it, and only locally.
+A variational autoencoder with a Bernoulli decoder learns who has seen which of the most rated movies. A code is then a
+user, and a curve of codes a way from one taste to another. A good way passes through users that differ little from one
+to the next: similarity should be high along it, and only locally.
 
-Measured on random pairs of users that the network was not trained on: how dissimilar (one minus the cosine of the decoded probabilities)
-are neighboring users among `num_users` along the geodesic and along the straight line, on average and in the worst step. The line is run
-at constant latent speed, as in the paper, and at constant Fisher-Rao speed, which has the pace of a geodesic: what is left of a
-difference is due to the route.
+Measured on random pairs of users that the network was not trained on: how dissimilar (one minus the cosine of the
+decoded probabilities) are neighboring users among `num_users` along the geodesic and along the straight line, on
+average and in the worst step. The line is run at constant latent speed, as in the paper, and at constant Fisher-Rao
+speed, which has the pace of a geodesic: what is left of a difference is due to the route.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ PAPER = Settings()
 
 
 class BernoulliVAE(nn.Module):
-    """The paper's network: two hidden layers with tanh in the encoder's mean, its standard deviation, and the decoder."""
+    """The paper's network: two hidden layers with tanh in the encoder's mean, its deviation, and the decoder."""
 
     def __init__(self, num_movies: int, hidden: int) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def trained(train: Tensor, source: str, out: Path, settings: Settings) -> Bernou
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """Ways between the same pairs: geodesics under two extrapolations of the decoder, and straight lines at two paces."""
+    """Ways between the same pairs: geodesics under two extrapolations, and straight lines at two paces."""
 
     recommended: pb.Geodesic
     reweighted: pb.Geodesic
@@ -341,7 +341,8 @@ def _findings(n: dict[str, Any], views: dict[str, int]) -> list[Finding]:
             "Sec. 4.6, Fig. 8",
             "not distinguished: the line does not respect the learned structure",
             f"against the line at constant Fisher–Rao speed {path['mean']:.4f} and {paced['mean']:.4f}, worst step "
-            f"{path['worst']:.4f} and {paced['worst']:.4f}; better in {path['better_than_paced']} of {pairs}; geodesics are "
+            f"{path['worst']:.4f} and {paced['worst']:.4f}; better in {path['better_than_paced']} of {pairs}; "
+            f"geodesics are "
             f"{1 - path['length'] / line['length']:.1%} shorter",
             route,
             ""

@@ -25,7 +25,8 @@ th { border-bottom: 2px solid #888; } nav li { margin: 0.2rem 0; }
 """
 MEDIA = {".png": "image/png", ".apng": "image/apng", ".gif": "image/gif", ".svg": "image/svg+xml"}
 INTRODUCTION = (
-    "The experiments of Arvanitidis, González-Duque, Pouplin, Kalatzis and Hauberg, Pulling back information geometry (AISTATS 2022): "
+    "The experiments of Arvanitidis, González-Duque, Pouplin, Kalatzis and Hauberg, Pulling back information "
+    "geometry (AISTATS 2022): "
     "every claim next to what this package finds, and every setting that differs from theirs."
 )
 

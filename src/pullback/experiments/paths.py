@@ -22,7 +22,9 @@ def nearest(points: Tensor, codes: Tensor, *, rank: int = 1) -> Tensor:
 
 
 def distance_to_codes(points: Tensor, codes: Tensor) -> Tensor:
-    """The mean distance to the nearest code along curves ``(n, m, d)`` of points, per unit of latent length, shape ``(n,)``."""
+    """The mean distance to the nearest code along curves ``(n, m, d)`` of points, per unit of latent length, shape
+    ``(n,)``.
+    """
     return by_latent_length(points, lambda z: nearest(z, codes))
 
 
@@ -32,7 +34,9 @@ def share_outside(points: Tensor, support: pb.Support) -> Tensor:
 
 
 def by_latent_length(points: Tensor, value) -> Tensor:
-    """The mean of a function of codes ``(n, d)`` along curves ``(n, m, d)``, each piece by its latent length, shape ``(n,)``."""
+    """The mean of a function of codes ``(n, d)`` along curves ``(n, m, d)``, each piece by its latent length, shape
+    ``(n,)``.
+    """
     steps = (points[:, 1:] - points[:, :-1]).norm(dim=-1)
     middles = (points[:, 1:] + points[:, :-1]) / 2
     values = value(middles.flatten(0, 1)).reshape(steps.shape)
@@ -40,7 +44,9 @@ def by_latent_length(points: Tensor, value) -> Tensor:
 
 
 def straight(a: Tensor, b: Tensor, metric: pb.Metric | None = None) -> pb.CubicSpline:
-    """Straight lines at constant latent speed or, with a metric, at constant speed in it: the same route at another pace."""
+    """Straight lines at constant latent speed or, with a metric, at constant speed in it: the same route at another
+    pace.
+    """
     line = pb.CubicSpline.straight(a, b, 3)
     return line if metric is None else line.constant_speed(metric, num_points=513)
 
@@ -65,7 +71,8 @@ def both_ways(
 def pairs_across_gaps(
     codes: Tensor, num_pairs: int, *, num_candidates: int, seed: int, typical: float = 0.9
 ) -> tuple[Tensor, Tensor]:
-    """Random pairs whose straight lines are among the hundredth that stray farthest from the codes: the route matters there.
+    """Random pairs whose straight lines are among the hundredth that stray farthest from the codes: the route matters
+    there.
 
     Ends are typical codes, that share of them whose tenth neighbor is nearest: an outlier is a gap in itself.
     """

@@ -1,9 +1,9 @@
 r"""A variational autoencoder of human poses: 26 bones, each a von Mises-Fisher distribution on its sphere.
 
-A bone keeps its length, so a pose is a point on a product of spheres (Tournier et al. 2009), and a decoder of poses is a product of
-distributions on them. The networks are those of the appendix of Arvanitidis et al. 2022, which three of its experiments share: the
-interpolation of poses, the error of the approximated metric, and the density of codes. As in the authors' published code, the first
-80 % of the frames are for training, and the support has 500 centers.
+A bone keeps its length, so a pose is a point on a product of spheres (Tournier et al. 2009), and a decoder of poses is
+a product of distributions on them. The networks are those of the appendix of Arvanitidis et al. 2022, which three of
+its experiments share: the interpolation of poses, the error of the approximated metric, and the density of codes. As in
+the authors' published code, the first 80 % of the frames are for training, and the support has 500 centers.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class PoseVAE(nn.Module):
         return self.mean(poses.flatten(1))
 
     def loss(self, poses: Tensor, kl_weight: float) -> Tensor:
-        """The negative evidence lower bound of each pose ``(n, 26, 3)``, with the KL to the standard normal prior weighted."""
+        """The negative evidence lower bound of each pose ``(n, 26, 3)``, with the KL to the standard normal prior
+        weighted.
+        """
         mean, stddev = self.mean(poses.flatten(1)), softplus(self.stddev(poses.flatten(1))) + MIN_STDDEV
         z = mean + stddev * torch.randn_like(mean)
         divergence = (0.5 * (mean**2 + stddev**2 - 1) - stddev.log()).sum(-1)
@@ -87,7 +89,8 @@ class PoseVAE(nn.Module):
 
 
 def log_likelihood(p: pb.VonMisesFisher, poses: Tensor) -> Tensor:
-    r"""The log-density of poses, summed over the bones: :math:`\kappa \mu^\top x + \log \kappa - \log(4\pi \sinh \kappa)`.
+    r"""The log-density of poses, summed over the bones: :math:`\kappa \mu^\top x + \log \kappa - \log(4\pi \sinh
+    \kappa)`.
 
     That of `pullback.VonMisesFisher` is good for spheres of all dimensions, and takes five times as long.
     """

@@ -1,9 +1,10 @@
 r"""The paper's own way to a shortest path: a graph for the start, then a cubic spline and Adam.
 
 A uniform grid of the latent plane becomes a graph, whose edges carry the energy of a straight piece at unit speed,
-:math:`2\,\mathrm{KL}(p_a, p_b)/|b - a|`, as the appendix on cubic splines says, or its length :math:`\sqrt{2\,\mathrm{KL}}`, as in the
-authors' published code. Dijkstra's path in it is fitted by a spline, whose energy :math:`2/\delta t \sum \mathrm{KL}` Adam then lowers.
-Energies do not add up to anything that a geodesic minimizes, and favor paths of many small steps.
+:math:`2\,\mathrm{KL}(p_a, p_b)/|b - a|`, as the appendix on cubic splines says, or its length
+:math:`\sqrt{2\,\mathrm{KL}}`, as in the authors' published code. Dijkstra's path in it is fitted by a spline, whose
+energy :math:`2/\delta t \sum \mathrm{KL}` Adam then lowers. Energies do not add up to anything that a geodesic
+minimizes, and favor paths of many small steps.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ POINTS = 65
 
 @dataclass(frozen=True)
 class SampledKL:
-    r"""The Monte Carlo divergence that the paper resorts to, the mean of :math:`\log p(x) - \log q(x)` over samples of p.
+    r"""The Monte Carlo divergence that the paper resorts to, the mean of :math:`\log p(x) - \log q(x)` over samples of
+    p.
 
     It may be negative; with `absolute`, as in the authors' code, its absolute value is taken, bone by bone.
     `pullback.divergences.monte_carlo_kl` cannot be negative, and is far more accurate between neighbors.

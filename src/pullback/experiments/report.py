@@ -1,9 +1,9 @@
 """What an experiment hands back: what the paper claims, what was measured, and the figures that show it.
 
-Every experiment is a function ``run(out, settings) -> Report``. A report is data: `Report.write` puts it into ``out/NAME.json``, the
-command line prints it, and ``reproduce all`` binds all of them into one page. The same seed on the same machine gives the same file, so
-neither times nor paths have a place in it. What an experiment does, and how its settings differ from the paper's, is told in
-``NAME.md`` beside its module.
+Every experiment is a function ``run(out, settings) -> Report``. A report is data: `Report.write` puts it into
+``out/NAME.json``, the command line prints it, and ``reproduce all`` binds all of them into one page. The same seed on
+the same machine gives the same file, so neither times nor paths have a place in it. What an experiment does, and how
+its settings differ from the paper's, is told in ``NAME.md`` beside its module.
 """
 
 from __future__ import annotations

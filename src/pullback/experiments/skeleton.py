@@ -23,7 +23,9 @@ AZIMUTH = math.radians(35)
 
 
 def projected(skeleton: Skeleton, poses: Tensor) -> np.ndarray:
-    """Both ends of each bone as seen by a camera at the walker's side, ``(*batch, bones, 2, 2)``, the hips at the origin."""
+    """Both ends of each bone as seen by a camera at the walker's side, ``(*batch, bones, 2, 2)``, the hips at the
+    origin.
+    """
     segments = skeleton.segments(poses)
     right = torch.tensor([math.cos(AZIMUTH), 0.0, -math.sin(AZIMUTH)]).to(segments)
     return torch.stack([segments @ right, segments[..., 1]], -1).numpy()
@@ -65,7 +67,8 @@ class Scene:
 def animation(
     file: Path, skeleton: Skeleton, scenes: Sequence[Scene], codes: Tensor, *, title: str, caption: str
 ) -> Path:
-    """Writes a page that plays motions side by side with their place in the latent space; nothing is loaded from elsewhere.
+    """Writes a page that plays motions side by side with their place in the latent space; nothing is loaded from
+    elsewhere.
 
     Args:
         file: the HTML file.

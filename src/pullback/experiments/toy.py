@@ -3,11 +3,11 @@ r"""Five likelihoods over one circle of codes: the second experiment of Arvaniti
 The codes are known, a noisy circle in the plane, and so are the decoders: single linear layers, never trained, with the
 heads and seeds of the paper's appendix. Only the likelihood changes, and with it the geometry.
 
-What the decoder does away from the codes decides where shortest paths run. The figure has three columns, with paths between the same
-pairs of codes. The paper's recipe: its reweighting of the decoder, with its number of centers and its sharpness :math:`\beta`, over the
-entropy of what is decoded, and paths by a graph, a spline and Adam. The shortest paths of the same decoder, of which there are two
-candidates for each pair, through the void and along the ring; both are solved. And the geodesics of `pullback.Extrapolated`, which
-closes the void.
+What the decoder does away from the codes decides where shortest paths run. The figure has three columns, with paths
+between the same pairs of codes. The paper's recipe: its reweighting of the decoder, with its number of centers and its
+sharpness :math:`\beta`, over the entropy of what is decoded, and paths by a graph, a spline and Adam. The shortest
+paths of the same decoder, of which there are two candidates for each pair, through the void and along the ring; both
+are solved. And the geodesics of `pullback.Extrapolated`, which closes the void.
 """
 
 from __future__ import annotations
@@ -115,11 +115,9 @@ def problem(
 ) -> tuple[nn.Module, Tensor]:
     """The decoder and the codes of one panel of the figure.
 
-    Args:
-        family: a key of `FAMILIES`.
-        settings: sizes and seeds.
-        extrapolation: how the decoder learns where the codes end: ``"reweight"``, as in the paper; ``"recommended"``, by
-            `pullback.Extrapolated`; None for the linear decoder as it is.
+    Args: family: a key of `FAMILIES`. settings: sizes and seeds. extrapolation: how the decoder learns where the codes
+    end: ``"reweight"``, as in the paper; ``"recommended"``, by `pullback.Extrapolated`; None for the linear decoder as
+    it is.
     """
     if family not in FAMILIES:
         raise ValueError(f"The toy experiment has the families {', '.join(FAMILIES)}; there is no {family!r}.")
@@ -207,7 +205,8 @@ def geodesics(metric: pb.FisherRaoMetric, codes: Tensor, settings: Settings = PA
 
 @dataclass(frozen=True, eq=False)
 class Ways:
-    """The shorter of two ways for each pair: that from the lattice's best path, and that from its best path on the support.
+    """The shorter of two ways for each pair: that from the lattice's best path, and that from its best path on the
+    support.
 
     Attributes:
         void: lengths of the shortest path found that leaves the data; infinite where none was found.
@@ -337,41 +336,32 @@ def _ratios(n: dict[str, Any]) -> list[float]:
     return [v / r for v, r in zip(n["void"], n["ring"], strict=True) if v is not None and r is not None]
 
 
-def _findings(numbers: dict[str, Any]) -> list[Finding]:
-    def share(kind: str, key: str, families: Sequence[str] = tuple(FAMILIES)) -> str:
-        return f"{_total(numbers, kind, key, families)} of {_total(numbers, kind, 'paths', families)}"
+def _share(numbers: dict[str, Any], kind: str, key: str, families: Sequence[str] = tuple(FAMILIES)) -> str:
+    return f"{_total(numbers, kind, key, families)} of {_total(numbers, kind, 'paths', families)}"
 
-    leave = _total(numbers, "reweight", "leave")
-    bernoulli = numbers["bernoulli"]["reweight"]
-    ratios = _ratios(bernoulli)
-    ties = sum(abs(r - 1) < TIE for r in ratios)
+
+def _findings(numbers: dict[str, Any]) -> list[Finding]:
+    leave, theirs = (_total(numbers, kind, "leave") for kind in ("reweight", "recipe"))
     energies = ", ".join(f"{numbers[name]['recipe']['median_energy_ratio']:.2f}" for name in FAMILIES)
     return [
         Finding(
             "Paths recover the circle, by the paper's recipe",
             "Sec. 4.2, Fig. 5",
             "in all five families",
-            f"leave it: {share('recipe', 'leave')}",
-            "holds" if _total(numbers, "recipe", "leave") == 0 else "does not hold",
-            "" if _total(numbers, "recipe", "leave") == 0 else "some of the splines leave the ring",
+            f"leave it: {_share(numbers, 'recipe', 'leave')}",
+            "does not hold" if theirs else "holds",
+            "some of the splines leave the ring" if theirs else "",
         ),
         Finding(
             "The metric's shortest paths recover the circle",
             "Sec. 4.2, Fig. 5",
             "in all five families",
-            f"leave it: {share('reweight', 'leave')} shortest paths, {share('recommended', 'leave')} with pullback.Extrapolated",
+            f"leave it: {_share(numbers, 'reweight', 'leave')} shortest paths, "
+            f"{_share(numbers, 'recommended', 'leave')} with pullback.Extrapolated",
             "does not hold" if leave else "holds",
             "for Beta and Dirichlet the void is a true short cut; for Bernoulli it is a near tie" if leave else "",
         ),
-        Finding(
-            "Some Bernoulli paths fail to converge",
-            "Sec. 4.2",
-            "uncertainty near p = 1/2 is not strong enough",
-            f"{share('reweight', 'converged', ['bernoulli'])} converge; where both ways exist, the void is "
-            f"{min(ratios, default=1):.3f} to {max(ratios, default=1):.3f} times as long as the ring, {ties} of {len(ratios)} within {TIE:.0%}",
-            "holds",
-            "explained: two valleys of nearly the same length, so a descent from a rough start decides slowly between them",
-        ),
+        _near_tie(numbers),
         Finding(
             "Energy of the paper's recipe, relative to the shortest path",
             "App. D.2",
@@ -380,6 +370,21 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
             "not in the paper",
         ),
     ]
+
+
+def _near_tie(numbers: dict[str, Any]) -> Finding:
+    ratios = _ratios(numbers["bernoulli"]["reweight"])
+    ties = sum(abs(r - 1) < TIE for r in ratios)
+    return Finding(
+        "Some Bernoulli paths fail to converge",
+        "Sec. 4.2",
+        "uncertainty near p = 1/2 is not strong enough",
+        f"{_share(numbers, 'reweight', 'converged', ['bernoulli'])} converge; where both ways exist, the void is "
+        f"{min(ratios, default=1):.3f} to {max(ratios, default=1):.3f} times as long as the ring, {ties} of "
+        f"{len(ratios)} within {TIE:.0%}",
+        "holds",
+        "explained: two valleys of nearly the same length, so a descent from a rough start decides slowly between them",
+    )
 
 
 def _ways_table(numbers: dict[str, Any]) -> Table:

@@ -1,7 +1,8 @@
 """Trained networks, kept as safetensors, and randomness that a seed decides entirely.
 
-A network is named after everything that decides its weights: the settings, the data, its shapes and the version of this package. The second run of an
-experiment finds the file and does not train again; a run with other settings does not find it and does.
+A network is named after everything that decides its weights: the settings, the data, its shapes and the version of this
+package. The second run of an experiment finds the file and does not train again; a run with other settings does not
+find it and does.
 """
 
 from __future__ import annotations
@@ -32,13 +33,10 @@ def cached(
 ) -> Module:
     """The trained network, from ``out/weights`` if it has been trained before.
 
-    Args:
-        out: the folder of the experiment's results.
-        name: what the file is called, before the hash.
-        key: all that decides the weights beside the seed: settings (a dataclass) and the data's ``source``. Its ``repr`` is hashed.
-        build: makes the untrained network; its shapes must not depend on the training.
-        fit: trains it, in place.
-        seed: of both.
+    Args: out: the folder of the experiment's results. name: what the file is called, before the hash. key: all that
+    decides the weights beside the seed: settings (a dataclass) and the data's ``source``. Its ``repr`` is hashed.
+    build: makes the untrained network; its shapes must not depend on the training. fit: trains it, in place. seed: of
+    both.
     """
     with reproducible(seed):
         network = build()
