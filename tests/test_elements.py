@@ -105,8 +105,8 @@ def test_isometric_roots_replace_the_embedding(name):
 
     _, (first,), (second,) = jet(image, z, v, w)
     found = isometric_jet(metric, z, v, w)
-    torch.testing.assert_close(found[0], first, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found[1], second, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found[0].movedim(0, -2), first, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found[1].movedim(0, -1), second, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(Frame.of(metric, z).pushed().movedim(0, -2), first, rtol=1e-10, atol=1e-10)
 
 

@@ -115,15 +115,15 @@ def _inner(tensor: Tensor, u: Tensor, v: Tensor) -> Tensor:
 def _by_embedding(embedding: Embedding, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """The Gauss equation."""
     uu_uv, vv = _normal_part(embedding, z, u, torch.stack([u, v])), _normal_part(embedding, z, v, v[None])
-    uu, uv = ([part[..., i] for part in uu_uv] for i in (0, 1))
-    return _product(uu, [part[..., 0] for part in vv]) - _product(uv, uv)
+    uu, uv = ([part[i] for part in uu_uv] for i in (0, 1))
+    return _product(uu, [part[0] for part in vv]) - _product(uv, uv)
 
 
 def _normal_part(embedding: Embedding, z: Tensor, v: Tensor, w: Tensor) -> list[Tensor]:
-    """II(v, w) for each of ``w``, as one or two tensors ``(*batch, K, m)``."""
+    """II(v, w) for each of ``w``, as one or two tensors ``(m, *batch, K)``."""
     first, second = embedding.jet(z, v, w)
     tangential = embedding.tangential_part(first, second)
-    return [c + j.mT @ tangential for j, c in zip(first, second, strict=True)]
+    return [c + torch.einsum("i...k,...im->m...k", j, tangential) for j, c in zip(first, second, strict=True)]
 
 
 def _product(x: list[Tensor], y: list[Tensor]) -> Tensor:

@@ -1,10 +1,21 @@
 r"""Parallel transport: tangents moved along a curve without turning.
 
 A tangent is parallel along a curve c if its covariant derivative vanishes, :math:`\dot w = -\Gamma(c)[\dot c, w]`. The curve is
-given, so unlike the geodesic equation this one is *linear*, with coefficients known in advance: they are computed for the
-whole curve in one batch, and serve all tangents. On each of N equal steps the solution is found by collocation at the three Gauss
-points, of order six (Hairer, Lubich and Wanner, *Geometric Numerical Integration*, II.1.3). That is a matrix for each step, and the
-transport is their product. N is doubled until the product no longer changes.
+given, so the equation is *linear*, its coefficients are known in advance, and one matrix per curve serves all tangents.
+
+Where the metric has an embedding, no second derivative is needed: parallel means that the image of the tangent changes only
+across the surface. So from one node of the curve to the next the image is projected onto the next tangent space. With Jacobians
+:math:`J_i`, metric tensors :math:`M_i = J_i^\top J_i = L_i L_i^\top` and orthonormal coordinates :math:`L_i^\top w`, that is
+
+.. math:: U_i = \operatorname{polar}\bigl(L_{i+1}^{-1} J_{i+1}^\top J_i L_i^{-\top}\bigr),
+
+the rotation nearest to the projection. It keeps lengths and angles exactly and is the right transport across a kink of the
+decoder, too. Steps are symmetric, so the error is a series in even powers of the step, and Romberg's extrapolation applies: three
+step sizes share the Jacobians, one per node.
+
+Metrics without an embedding, and the connections of other ``alpha``, are integrated: by collocation at the three Gauss points of
+each of N equal steps, of order six (Hairer, Lubich and Wanner, *Geometric Numerical Integration*, II.1.3). In both cases N is
+doubled until the result no longer changes.
 """
 
 from __future__ import annotations
@@ -16,13 +27,29 @@ import torch
 from torch import Tensor
 
 from pullback._curves.curve import Curve, Polyline
+from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric
 from pullback._metrics.connection import connection
 from pullback._solvers.base import ConvergenceError
 from pullback._typing import Float
 
-_LEAST_SEGMENTS = 8
+# Relative error asked for by default: that of the paths, whose curves are good to about five digits.
+_RTOL = 1e-5
+# The same where the decoder has kinks: more digits have no meaning there.
+_KINKED_RTOL = 1e-3
+# From so many steps on, changes that do not fall when the steps are halved are kinks. Smooth decoders of trained models quarter
+# them from 64 steps on.
+_KINKED_SEGMENTS = 256
+# The fewest steps, of which a quarter are the largest that are compared, and how many to try first for smooth curves.
+_LEAST_SEGMENTS, _FIRST_SEGMENTS = 8, 32
+# Of the collocation at three Gauss points.
 _ORDER = 6
+# Numbers in all Jacobians kept at once, 256 MB of float64.
+_CHUNK = 2**25
+# Newton-Schulz steps for the nearest rotation; a singular value of 0.1 takes nine to reach 1 to rounding.
+_POLAR_STEPS = 10
+
+Measured = tuple[Tensor, Tensor, Tensor]
 
 
 def parallel_transport(
@@ -30,26 +57,38 @@ def parallel_transport(
     curve: Curve | Float[Tensor, "*curves n d"],
     v: Float[Tensor, "*#batch d"],
     *,
-    rtol: float = 1e-10,
+    rtol: float | None = None,
     max_segments: int = 2**13,
     alpha: float = 0.0,
 ) -> Float[Tensor, "*batch d"]:
-    r"""Tangents ``v`` at the begin of a curve, moved to its end without turning: :math:`\nabla_{\dot c} w = 0`, :math:`w(0) = v`.
+    r"""Moves tangents ``v`` from the beginning of a curve to its end without turning: :math:`\nabla_{\dot c} w = 0`, :math:`w(0) = v`.
 
-    Linear in ``v``, and differentiable in it. Lengths and angles are kept, and the velocity of a geodesic stays its velocity; along a
-    closed curve tangents come back turned by the curvature inside.
+    Linear in ``v``, and differentiable in it. Lengths and angles are kept, and the velocity of a geodesic stays its velocity;
+    along a closed curve tangents come back turned by the curvature inside.
 
     Args:
         metric: the geometry.
-        curve: a curve or a batch of them, such as the `curve` of a `pullback.Geodesic`, or points ``(*curves, n, d)`` of a polyline.
-        v: tangents at its begin, any shape ``(*batch, d)`` that broadcasts with the curves'.
-        rtol: relative error allowed.
+        curve: a curve or a batch of them, a `pullback.Geodesic`, or points ``(*curves, n, d)`` of a polyline.
+        v: tangents at its beginning, any shape ``(*batch, d)`` that broadcasts with the curves'.
+        rtol: relative error allowed. By default 1e-5, and 1e-3 where the decoder has kinks.
         max_segments: steps after which the curve counts as unresolved.
         alpha: as in `pullback.expmap`. Transports of opposite alpha keep the inner product of two tangents between them.
 
+    Returns:
+        The tangents at the end of the curve.
+
     Raises:
-        ConvergenceError: if the metric changes too sharply along a curve, or is not finite on it.
+        ConvergenceError: if the metric changes too sharply along a curve, or is not finite on it. Its `result` are the matrices
+            ``(*curves, d, d)`` that were found.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+        >>> up = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
+        >>> pb.parallel_transport(metric, up, torch.tensor([1.0, 0.0]))
+        tensor([2.0000, 0.0000])
     """
+    curve = getattr(curve, "curve", curve)
     curve = Polyline(curve) if isinstance(curve, Tensor) else curve
     if v.ndim == 0 or v.shape[-1] != curve.begin.shape[-1]:
         raise ValueError(
@@ -57,27 +96,139 @@ def parallel_transport(
         )
     if v.dtype != curve.begin.dtype or v.device != curve.begin.device:
         raise ValueError(f"Tangents are {v.dtype} on {v.device}, the curve is not. Use v.to(curve.begin).")
-    with torch.no_grad():
+    with torch.no_grad(), unvalidated():
         matrices = _transports(metric, curve, rtol, max_segments, alpha)
     return (matrices @ v[..., None])[..., 0]
 
 
-def _transports(metric: Metric, curve: Curve, rtol: float, max_segments: int, alpha: float) -> Tensor:
-    """The matrices ``(*curves, d, d)`` that take tangents from begin to end."""
+def _transports(metric: Metric, curve: Curve, rtol: float | None, max_segments: int, alpha: float) -> Tensor:
+    """The matrices ``(*curves, d, d)`` that take tangents from the beginning to the end."""
     batch, d = curve.begin.shape[:-1], curve.begin.shape[-1]
-    result = curve.begin.new_full((batch.numel(), d, d), torch.nan)
+    embedded = not alpha and metric.embed(curve.begin.reshape(-1, d)[:1]) is not None
+    measure = _by_projection if embedded else functools.partial(_by_collocation, alpha=alpha)
+    result, error = (
+        curve.begin.new_full((batch.numel(), d, d), torch.nan),
+        curve.begin.new_full((batch.numel(),), torch.inf),
+    )
     left = torch.arange(len(result), device=result.device)
-    error = curve.begin.new_full((len(result),), torch.inf)
-    segments = curve.num_pieces * math.ceil(_LEAST_SEGMENTS / curve.num_pieces)
-    rtol = max(rtol, 64 * torch.finfo(result.dtype).eps)
+    segments = _first_segments(curve.num_pieces)
+    allowed = torch.full_like(error, _aim(rtol, result.dtype))
     while len(left) and segments <= max(max_segments, 2 * curve.num_pieces):
-        found = _product(_steps(metric, curve, left, segments, alpha))
-        change = (found - result[left]).abs().amax((-2, -1)) / (2**_ORDER - 1)
+        found, change, smooth = measure(metric, curve, left, segments, result[left])
         result[left], error[left] = found, (change / found.abs().amax((-2, -1))).nan_to_num(torch.inf)
+        if rtol is None and segments >= _KINKED_SEGMENTS:
+            allowed[left] = torch.where(smooth, allowed[left], _KINKED_RTOL)
         lost = ~torch.isfinite(found).all(-1).all(-1)
-        left, segments = left[~lost & ~(error[left] <= rtol)], 2 * segments
-    _raise_if_failed(error > rtol, torch.isfinite(result).all(-1).all(-1), max_segments)
+        left, segments = left[~lost & ~(error[left] <= allowed[left])], 2 * segments
+    finite = torch.isfinite(result).all(-1).all(-1)
+    _raise_if_failed(error > allowed, finite, max_segments, result.reshape(*batch, d, d))
     return result.reshape(*batch, d, d)
+
+
+def _first_segments(num_pieces: int) -> int:
+    """A multiple of four, and of the pieces unless these are many: the doubling finds out whether an eighth of them will do."""
+    if num_pieces % _FIRST_SEGMENTS == 0:
+        return max(_FIRST_SEGMENTS, num_pieces // 8)
+    return math.lcm(4, num_pieces) * math.ceil(_LEAST_SEGMENTS / math.lcm(4, num_pieces))
+
+
+def _aim(rtol: float | None, dtype: torch.dtype) -> float:
+    rounding = 64 * torch.finfo(dtype).eps
+    return max(_RTOL if rtol is None else rtol, rounding)
+
+
+# -- by projection ---------------------------------------------------------------------------------------------------------
+
+
+def _by_projection(metric: Metric, curve: Curve, index: Tensor, num_segments: int, _before: Tensor) -> Measured:
+    """Transports of the curves at `index` from N, N/2 and N/4 steps, what is left of the error, and whether it is smooth."""
+    t = torch.linspace(0, 1, num_segments + 1, dtype=curve.begin.dtype, device=curve.begin.device)
+    nodes = curve(t).reshape(-1, len(t), curve.begin.shape[-1])[index]
+    width = sum(part.shape[-1] for part in metric.frame(nodes[:1, :1])[0])
+    size = max(1, _CHUNK // (nodes[0].numel() * width))
+    parts = [_romberg(metric, part) for part in nodes.split(size)]
+    found, change, smooth = (torch.cat(part) for part in zip(*parts, strict=True))
+    return found, change, smooth
+
+
+def _romberg(metric: Metric, nodes: Tensor) -> Measured:
+    """The same for curves through given nodes ``(B, N + 1, d)``."""
+    frame = metric.frame(nodes, origin=nodes[:, nodes.shape[1] // 2, None])
+    jacobians = [j.movedim(0, -1).contiguous() for j in frame[1]]
+    factors, floor = _factors(_gram(jacobians, slice(None), slice(None)))
+    turns = [_turn(jacobians, factors, floor, stride) for stride in (1, 2, 4)]
+    first = [(4 * turns[i] - turns[i + 1]) / 3 for i in (0, 1)]
+    steps = [(turns[i] - turns[i + 1]).abs().amax((-2, -1)) for i in (0, 1)]
+    best = (16 * first[0] - first[1]) / 15
+    # halving a step of an order-two method quarters its error, unless there are kinks in it
+    rounding = 64 * torch.finfo(nodes.dtype).eps
+    smooth = (steps[1] > 2 * steps[0]) | (steps[0] <= rounding)
+    best = _polar(torch.where(smooth[:, None, None], best, turns[0]))
+    error = torch.where(smooth, (best - first[0]).abs().amax((-2, -1)), steps[0])
+    begin, end = factors[:, 0], factors[:, -1]
+    matrix = torch.linalg.solve_triangular(end.mT, best @ begin.mT, upper=True)
+    return matrix, error * matrix.abs().amax((-2, -1)), smooth
+
+
+def _factors(tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Cholesky factors of the metric along curves ``(B, N + 1, d, d)``, and what was added to it, ``(B, 1, d, d)``.
+
+    What the metric does not see moves freely: a little of the identity is added to M and to the projections, as if there were one
+    more observation. As little as possible, and more only for curves where M is singular.
+    """
+    resolution, eye = torch.finfo(tensors.dtype), torch.eye(tensors.shape[-1]).to(tensors)
+    largest = tensors.diagonal(dim1=-2, dim2=-1).amax(-1)
+    low, high = (64 * resolution.eps * x.clamp_min(resolution.tiny**0.5) for x in (largest.amin(-1), largest.amax(-1)))
+    factors, info = torch.linalg.cholesky_ex(tensors + low[:, None, None, None] * eye)
+    singular = (info != 0).any(-1)
+    floor = torch.where(singular, high, low)[:, None, None, None] * eye
+    if singular.any():
+        factors, info = torch.linalg.cholesky_ex(tensors + floor)
+    return torch.where((info == 0)[..., None, None], factors, torch.nan), floor
+
+
+def _gram(jacobians: list[Tensor], left: slice, right: slice) -> Tensor:
+    """``sym(Jᵀ J)`` between nodes of each curve, of shape ``(B, n, d, d)``."""
+    first, second = jacobians[0], jacobians[-1]
+    gram = first[:, left].mT @ second[:, right]
+    return gram if first is second else 0.5 * (gram + second[:, left].mT @ first[:, right])
+
+
+def _turn(jacobians: list[Tensor], factors: Tensor, floor: Tensor, stride: int) -> Tensor:
+    """The product of the rotations between every `stride`-th node, in orthonormal coordinates."""
+    last = factors.shape[1] - 1
+    here, there = slice(0, last, stride), slice(stride, last + 1, stride)
+    projected = _gram(jacobians, there, here) + floor
+    half = torch.linalg.solve_triangular(factors[:, there], projected, upper=False)
+    return _product(_polar(torch.linalg.solve_triangular(factors[:, here], half.mT, upper=False).mT))
+
+
+def _polar(x: Tensor) -> Tensor:
+    """The orthogonal matrices next to matrices whose singular values lie between 0 and √3, by Newton-Schulz steps."""
+    eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    for _ in range(_POLAR_STEPS):
+        x = 0.5 * x @ (3 * eye - x.mT @ x)
+    return x
+
+
+def _product(steps: Tensor) -> Tensor:
+    """The product of the matrices ``(B, N, d, d)`` over N, the first one acting first."""
+    while steps.shape[1] > 1:
+        paired = steps.shape[1] // 2 * 2
+        steps = torch.cat([steps[:, 1:paired:2] @ steps[:, :paired:2], steps[:, paired:]], 1)
+    return steps[:, 0]
+
+
+# -- by collocation --------------------------------------------------------------------------------------------------------
+
+
+def _by_collocation(
+    metric: Metric, curve: Curve, index: Tensor, num_segments: int, before: Tensor, *, alpha: float
+) -> Measured:
+    """Transports from N steps, and how far they are from those of N/2."""
+    found = _product(_steps(metric, curve, index, num_segments, alpha))
+    change = (found - before).abs().amax((-2, -1)) / (2**_ORDER - 1)
+    return found, change, torch.ones_like(change, dtype=torch.bool)
 
 
 def _steps(metric: Metric, curve: Curve, index: Tensor, num_segments: int, alpha: float) -> Tensor:
@@ -87,10 +238,10 @@ def _steps(metric: Metric, curve: Curve, index: Tensor, num_segments: int, alpha
     t = (torch.arange(num_segments, dtype=nodes.dtype, device=nodes.device)[:, None] + nodes).flatten() * h
     points, velocities = (x.reshape(-1, len(t), d)[index] for x in (curve(t), curve.velocity(t)))
     rates = connection(metric, points, velocities, alpha=alpha).unflatten(1, (num_segments, len(nodes)))
-    blocks = h * rates[:, :, :, None] * inner[:, :, None, None]  # (B, N, 3, 3, d, d): what each stage adds to each
-    system = torch.eye(len(nodes) * d, dtype=t.dtype, device=t.device) - blocks.transpose(-3, -2).flatten(2, 3).flatten(
-        -2
-    )
+    # what each stage adds to each, of shape (B, N, 3, 3, d, d)
+    blocks = h * rates[:, :, :, None] * inner[:, :, None, None]
+    eye = torch.eye(len(nodes) * d, dtype=t.dtype, device=t.device)
+    system = eye - blocks.transpose(-3, -2).flatten(2, 3).flatten(-2)
     stages = torch.linalg.solve_ex(system, rates.flatten(2, 3))[0].unflatten(2, (len(nodes), d))
     return torch.eye(d, dtype=t.dtype, device=t.device) + h * torch.einsum("i,bnijk->bnjk", weights, stages)
 
@@ -111,15 +262,7 @@ def _gauss(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Te
         return first, second, third
 
 
-def _product(steps: Tensor) -> Tensor:
-    """The product of the matrices ``(B, N, d, d)`` over N, the first one acting first."""
-    while steps.shape[1] > 1:
-        paired = steps.shape[1] // 2 * 2
-        steps = torch.cat([steps[:, 1:paired:2] @ steps[:, :paired:2], steps[:, paired:]], 1)
-    return steps[:, 0]
-
-
-def _raise_if_failed(failed: Tensor, finite: Tensor, max_segments: int) -> None:
+def _raise_if_failed(failed: Tensor, finite: Tensor, max_segments: int, result: Tensor) -> None:
     if not failed.any():
         return
     first = int(failed.nonzero()[0])
@@ -129,5 +272,6 @@ def _raise_if_failed(failed: Tensor, finite: Tensor, max_segments: int) -> None:
         else "The metric is not finite along it. Keep the curve within the region where the decoder is defined."
     )
     raise ConvergenceError(
-        f"Transport failed along {int(failed.sum())} of {failed.numel()} curves, first number {first}. {cause}"
+        f"Transport failed along {int(failed.sum())} of {failed.numel()} curves, first number {first}. {cause}",
+        result=result,
     )

@@ -141,30 +141,31 @@ class Embedding:
         )
 
     def jet(self, z: Tensor, v: Tensor, w: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        r"""Jacobians ``(*batch, d, K)`` and second derivatives along ``v`` and each of ``w (m, *batch, d)``, ``(*batch, K, m)``."""
+        r"""Jacobians ``(d, *batch, K)`` and second derivatives along ``v`` and each of ``w (m, *batch, d)``, ``(m, *batch, K)``."""
         if self.isometric is not None and not differentiable(z, v):
             first, second = isometric_jet(self.isometric, z, v, w)
             return [first], [second]
-        return jet(self.maps_around(z.detach()), z, v, w)[1:]
+        _, first, second = jet(self.maps_around(z.detach()), z, v, w)
+        return [j.movedim(-2, 0) for j in first], [c.movedim(-1, 0) for c in second]
 
     def minus_christoffel(self, z: Tensor, v: Tensor, w: Tensor) -> Tensor:
         r""":math:`-\Gamma(z)[v, w]` for each of ``w (m, *batch, d)``, as ``(*batch, d, m)``."""
         return self.tangential_part(*self.jet(z, v, w))
 
     def tangential_part(self, first: list[Tensor], second: list[Tensor]) -> Tensor:
-        """Minus the tangential part of second derivatives."""
+        """Minus the tangential part of second derivatives, as ``(*batch, d, m)``."""
         terms = [(first[0], second[-1], first[-1]), (first[-1], second[0], first[0])][: len(first)]
-        gram = first[0] @ first[-1].mT
+        gram = torch.einsum("i...k,j...k->...ij", first[0], first[-1])
         inverse = filtered_inverse(0.5 * (gram + gram.mT))
 
-        def force(a: Tensor) -> Tensor:
-            return -sum(
-                (weight * (j @ (c + k.mT @ a)) for weight, (j, c, k) in zip(self.weights, terms, strict=True)),
-                start=torch.zeros_like(a),
-            )
+        def force(a: Tensor | None) -> Tensor:
+            left = (c if a is None else c + torch.einsum("i...k,...im->m...k", k, a) for _, c, k in terms)
+            pulled = (torch.einsum("i...k,m...k->...im", j, c) for (j, _, _), c in zip(terms, left, strict=True))
+            return -torch.stack([w * f for w, f in zip(self.weights, pulled, strict=True)]).sum(0)
 
-        a = inverse @ force(torch.zeros_like(first[0] @ second[0]))
-        return a + inverse @ force(a)  # one refinement: the accuracy of QR at the price of Cholesky
+        a = inverse @ force(None)
+        # one refinement: the accuracy of QR at the price of Cholesky
+        return a + inverse @ force(a)
 
 
 def _flat_coordinates(metric: Metric) -> Map:

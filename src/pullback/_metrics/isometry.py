@@ -33,7 +33,7 @@ def separable(info: Information) -> bool:
 
 
 def isometric_jet(metric: Metric, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """The Jacobian ``(*batch, d, K)`` of the embedding and its second derivatives along ``v`` and ``w``, ``(*batch, K, m)``; constants."""
+    """The Jacobian ``(d, *batch, K)`` of the embedding and its second derivatives along ``v`` and ``w``, ``(m, *batch, K)``; constants."""
     n, known = z.ndim - 1, []
 
     def flat(x: Tensor) -> tuple[Tensor]:
@@ -43,12 +43,27 @@ def isometric_jet(metric: Metric, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tens
     (values,), (first,), (bend,) = jet(flat, z, v, w)
     shape, root = known[0].eta.shape[n:], known[0].root
     eta = values.detach().unflatten(-1, shape)
-    along = (v[..., None, :] @ first)[..., 0, :].unflatten(-1, shape)
-    moves = (w.movedim(0, -2) @ first).movedim(-2, 0).unflatten(-1, shape)
-    turn = torch.func.jvp(lambda e: root(e, along.expand_as(e)), (eta.expand_as(moves).clone(),), (moves,))[1]
-    pushed = root(eta, first.movedim(-2, 0).unflatten(-1, shape))
-    second = root(eta, bend.movedim(-1, 0).unflatten(-1, shape)) + turn
-    return pushed.flatten(n + 1).movedim(0, -2), second.flatten(n + 1).movedim(0, -1)
+    along, *moves = (torch.cat([v[None], w]).movedim(0, -2) @ first).movedim(-2, 0).unflatten(-1, shape)
+    tangents = torch.cat([first.movedim(-2, 0), bend.movedim(-1, 0)]).unflatten(-1, shape)
+    with torch.no_grad():
+        pushed = root(eta, tangents).flatten(n + 1)
+    first, second = pushed.split([z.shape[-1], len(w)])
+    return first, second + _turn(root, eta, along, moves).flatten(n + 1)
+
+
+def _turn(root: Linear, eta: Tensor, along: Tensor, moves: list[Tensor]) -> Tensor:
+    """The derivatives of ``root(eta, along)`` in ``eta`` along each of the moves; reverse mode twice."""
+    with torch.enable_grad():
+        eta = eta.detach().requires_grad_()
+        value = root(eta, along.detach())
+        dual = torch.zeros_like(value, requires_grad=True)
+        if not value.requires_grad:
+            return value.new_zeros(len(moves), *value.shape)
+        (pulled,) = torch.autograd.grad(value, eta, dual, create_graph=True, materialize_grads=True)
+        if not pulled.requires_grad:
+            return value.new_zeros(len(moves), *value.shape)
+        options = {"retain_graph": True, "materialize_grads": True}
+        return torch.stack([torch.autograd.grad(pulled, dual, move, **options)[0] for move in moves])
 
 
 @dataclass(frozen=True)
