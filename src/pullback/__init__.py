@@ -33,11 +33,15 @@ from pullback._families.score import score_information as score_information
 from pullback._families.von_mises_fisher import VonMisesFisher as VonMisesFisher
 from pullback._geometry.certificate import Certificate as Certificate
 from pullback._geometry.certificate import certify as certify
+from pullback._geometry.contributions import Contributions as Contributions
+from pullback._geometry.contributions import contributions as contributions
 from pullback._geometry.curvature import gaussian_curvature as gaussian_curvature
 from pullback._geometry.curvature import scalar_curvature as scalar_curvature
 from pullback._geometry.curvature import sectional_curvature as sectional_curvature
 from pullback._geometry.distance import distance as distance
 from pullback._geometry.distance import squared_distance as squared_distance
+from pullback._geometry.distance_uncertainty import DistanceUncertainty as DistanceUncertainty
+from pullback._geometry.distance_uncertainty import distance_uncertainty as distance_uncertainty
 from pullback._geometry.exponential import Trajectory as Trajectory
 from pullback._geometry.exponential import expmap as expmap
 from pullback._geometry.exponential import exponential as exponential
@@ -51,6 +55,8 @@ from pullback._geometry.logarithm import logmap as logmap
 from pullback._geometry.pairwise.matrix import pairwise_distances as pairwise_distances
 from pullback._geometry.pairwise.run import FailedPairsWarning as FailedPairsWarning
 from pullback._geometry.pairwise.store import DistanceStore as DistanceStore
+from pullback._geometry.projection import Projection as Projection
+from pullback._geometry.projection import project as project
 from pullback._geometry.transport import parallel_transport as parallel_transport
 from pullback._geometry.uncertainty_report import UncertaintyReport as UncertaintyReport
 from pullback._geometry.uncertainty_report import uncertainty_report as uncertainty_report

@@ -21,6 +21,14 @@ from pullback._numerics.ode import DenseOutput, Flow, Outcome, integrate
 from pullback._solvers.base import ConvergenceError, Status
 from pullback._typing import Bool, Float, Int
 
+# Local error by default: what paths ask for. Ends are then good to about five digits, at a third of the evaluations of 1e-10.
+_RTOL = {torch.float64: 1e-6, torch.float32: 1e-4}
+# From where the decoder has kinks, more has no meaning.
+_KINKED_RTOL = 1e-3
+# What rounding leaves: no tolerance below this many units of the machine is asked for.
+_ROUNDING = 256
+# A geodesic whose speed changes by more does not solve the geodesic equation; smooth decoders keep it to 1e-4 by default.
+_MAX_DRIFT = 1e-2
 _STATUS = {
     Outcome.FINISHED: Status.CONVERGED,
     Outcome.TOO_MANY_STEPS: Status.MAX_STEPS,
@@ -29,6 +37,10 @@ _STATUS = {
 }
 _SENTENCES = {
     Status.CONVERGED: "The geodesic reached its end.",
+    Status.UNRESOLVED: (
+        "Not a geodesic: the speed changes on the way. The decoder has kinks (ReLU), at which shortest paths break and the "
+        "geodesic equation does not: use pullback.geodesic and pullback.logarithm, or a smooth activation such as SiLU."
+    ),
     Status.MAX_STEPS: (
         "Stiff: the step limit was reached. The decoder bends too sharply here; raise max_steps, loosen rtol and atol, or "
         "smooth the decoder's extrapolation."
@@ -44,6 +56,11 @@ _SENTENCES = {
 }
 
 
+_ROUGH = (
+    "The geodesic reached its end, to about three digits: the decoder has kinks, across which more have no meaning."
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Trajectory(Curve):
     r"""Geodesics from given points with given velocities, as curves over t in [0, 1] with a status each.
@@ -54,6 +71,7 @@ class Trajectory(Curve):
         states: position and velocity at both ends, of shape ``(*batch, 2, 2, d)``.
         reached: the time up to which each geodesic is known; 1 if it arrived.
         status: how each geodesic ended, as integers of `pullback.Status`; see `messages` for sentences.
+        rtol: the tolerance each was followed with: the one asked for, or 1e-3 where the decoder turned out to have kinks.
         speed_drift: the relative change of the speed :math:`\sqrt{\dot z^\top M \dot z}` between both ends. The speed is
             constant along an exact geodesic (of Levi-Civita's connection), so this checks the integration.
         num_steps: accepted steps of each geodesic.
@@ -71,6 +89,7 @@ class Trajectory(Curve):
     states: Float[Tensor, "*batch 2 2 d"]
     reached: Float[Tensor, "*batch"]
     status: Int[Tensor, "*batch"]
+    rtol: Float[Tensor, "*batch"]
     speed_drift: Float[Tensor, "*batch"]
     num_steps: Int[Tensor, "*batch"]
     num_evaluations: Int[Tensor, "*batch"]
@@ -97,8 +116,12 @@ class Trajectory(Curve):
     @property
     def messages(self) -> np.ndarray:
         """One sentence per geodesic, as an array of strings of shape ``(*batch,)``."""
-        sentences = np.array([_SENTENCES[Status(code)] for code in self.status.flatten().tolist()], dtype=object)
-        return sentences.reshape(tuple(self.status.shape))
+        loose = (self.rtol >= _KINKED_RTOL).flatten().tolist()
+        found = zip(self.status.flatten().tolist(), loose, strict=True)
+        sentences = [
+            _ROUGH if rough and code == Status.CONVERGED else _SENTENCES[Status(code)] for code, rough in found
+        ]
+        return np.array(sentences, dtype=object).reshape(tuple(self.status.shape))
 
     def __call__(self, t: Float[Tensor, "*t m"]) -> Float[Tensor, "*batch m d"]:
         return self._at(t).chunk(2, -1)[0]
@@ -123,8 +146,8 @@ def expmap(
     v: Float[Tensor, "*#batch d"],
     t: float = 1.0,
     *,
-    rtol: float = 1e-10,
-    atol: float = 1e-10,
+    rtol: float | None = None,
+    atol: float | None = None,
     max_steps: int = 2000,
     alpha: float = 0.0,
 ) -> Float[Tensor, "*batch d"]:
@@ -139,8 +162,10 @@ def expmap(
         z: points, of shape ``(*batch, d)``.
         v: velocities, of shape ``(*batch, d)``; the two batches are broadcast.
         t: time, of either sign.
-        rtol: bound on the local error of every component of position and velocity, relative to its size.
-        atol: absolute bound, added to the relative one.
+        rtol: bound on the local error of every component of position and velocity, relative to its size. By default 1e-6 (1e-4
+            in single precision), which is what paths ask for, and 1e-3 from where the decoder turns out to have kinks; a value
+            that is given is kept, down to what rounding allows. Use 1e-10 for ten digits, at three times the cost.
+        atol: absolute bound, added to the relative one; by default the same.
         max_steps: attempted steps after which a geodesic counts as stiff.
         alpha: which connection of an exponential family to follow (Amari and Nagaoka 2000): 0 for Levi-Civita's, whose geodesics
             are shortest paths; 1 for the exponential one, straight in natural parameters; -1 for the mixture one, straight in mean
@@ -158,9 +183,10 @@ def expmap(
     """
     z, v = _prepare(z, t * v)
     flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=False)
-    if (flow.outcome != Outcome.FINISHED).any():
-        _raise_for(_trajectory(metric, z, v, flow), t)
-    return flow.y[:, : z.shape[-1]].reshape(z.shape)
+    found = _trajectory(metric, z, v, flow, alpha)
+    if not found.converged.all():
+        _raise_for(found, t)
+    return found.end
 
 
 def exponential(
@@ -168,8 +194,8 @@ def exponential(
     z: Float[Tensor, "*#batch d"],
     v: Float[Tensor, "*#batch d"],
     *,
-    rtol: float = 1e-10,
-    atol: float = 1e-10,
+    rtol: float | None = None,
+    atol: float | None = None,
     max_steps: int = 2000,
     alpha: float = 0.0,
 ) -> Trajectory:
@@ -179,18 +205,24 @@ def exponential(
     """
     z, v = _prepare(z, v)
     flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=True)
-    return _trajectory(metric, z, v, flow)
+    return _trajectory(metric, z, v, flow, alpha)
 
 
-def _trajectory(metric: Metric, z: Tensor, v: Tensor, flow: Flow) -> Trajectory:
+def _trajectory(metric: Metric, z: Tensor, v: Tensor, flow: Flow, alpha: float) -> Trajectory:
     batch, start = z.shape[:-1], torch.stack([z, v], -2)
     states = torch.stack([start, flow.y.reshape(start.shape)], -3)
-    reached = flow.t.reshape(batch)
+    reached, rtol = flow.t.reshape(batch), flow.rtol.reshape(batch)
+    drift = _drift(metric, states.detach(), reached > 0)
+    status = _statuses(flow.outcome).reshape(batch)
+    if not alpha:
+        broken = (status == Status.CONVERGED) & (drift > _MAX_DRIFT)
+        status = torch.where(broken, Status.UNRESOLVED, status)
     return Trajectory(
         states=states,
         reached=reached,
-        status=_statuses(flow.outcome).reshape(batch),
-        speed_drift=_drift(metric, states.detach(), reached > 0),
+        status=status,
+        rtol=rtol,
+        speed_drift=drift,
         num_steps=flow.num_steps.reshape(batch),
         num_evaluations=flow.num_evaluations.reshape(batch),
         dense=flow.dense,
@@ -211,13 +243,26 @@ def arrivals(
 
 
 def _integrate(
-    metric: Metric, z: Tensor, v: Tensor, rtol: float, atol: float, max_steps: int, alpha: float, dense: bool
+    metric: Metric,
+    z: Tensor,
+    v: Tensor,
+    rtol: float | None,
+    atol: float | None,
+    max_steps: int,
+    alpha: float,
+    dense: bool,
 ) -> Flow:
+    least = _ROUNDING * torch.finfo(z.dtype).eps
+    relative = max(_RTOL.get(z.dtype, _KINKED_RTOL) if rtol is None else rtol, least)
+    absolute = relative if atol is None else max(atol, least)
+    kinked = _KINKED_RTOL if rtol is None else None
     record = differentiable(z, v)
     with unvalidated(), torch.inference_mode(False), torch.set_grad_enabled(record):
         state = torch.cat([z, v], -1).reshape(-1, 2 * z.shape[-1])
         field = geodesic_field(metric, state[:, : z.shape[-1]], alpha=alpha)
-        return integrate(field, state, rtol=rtol, atol=atol, max_steps=max_steps, dense=dense)
+        return integrate(
+            field, state, rtol=relative, atol=absolute, max_steps=max_steps, kinked_rtol=kinked, dense=dense
+        )
 
 
 def _prepare(z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

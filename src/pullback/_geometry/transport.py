@@ -153,21 +153,31 @@ def _by_projection(metric: Metric, curve: Curve, index: Tensor, num_segments: in
 
 def _romberg(metric: Metric, nodes: Tensor) -> Measured:
     """The same for curves through given nodes ``(B, N + 1, d)``."""
-    frame = metric.frame(nodes, origin=nodes[:, nodes.shape[1] // 2, None])
-    jacobians = [j.movedim(0, -1).contiguous() for j in frame[1]]
+    values, tangents = metric.frame(nodes, origin=nodes[:, nodes.shape[1] // 2, None])
+    jacobians = [j.movedim(0, -1).contiguous() for j in tangents]
     factors, floor = _factors(_gram(jacobians, slice(None), slice(None)))
+    # a decoder that masks its invalid values with NaN has derivatives there that look harmless
+    known = torch.stack([torch.isfinite(value).all(-1) for value in values]).all(0)
+    factors = torch.where(known[..., None, None], factors, torch.nan)
     turns = [_turn(jacobians, factors, floor, stride) for stride in (1, 2, 4)]
+    best, error, smooth = _extrapolated(turns)
+    begin, end = factors[:, 0], factors[:, -1]
+    matrix = torch.linalg.solve_triangular(end.mT, best @ begin.mT, upper=True)
+    # steps so long that there is no nearest rotation: not yet an answer, but no failure either
+    finite, defined = torch.isfinite(matrix).all(-1).all(-1), torch.isfinite(factors).flatten(1).all(-1)
+    matrix = torch.where((~finite & defined)[:, None, None], 0.0, matrix)
+    return matrix, torch.where(finite, error * matrix.abs().amax((-2, -1)), torch.inf), smooth
+
+
+def _extrapolated(turns: list[Tensor]) -> Measured:
+    """The limit of rotations from steps h, 2h and 4h, its error, and whether these behave as for a smooth decoder."""
     first = [(4 * turns[i] - turns[i + 1]) / 3 for i in (0, 1)]
     steps = [(turns[i] - turns[i + 1]).abs().amax((-2, -1)) for i in (0, 1)]
     best = (16 * first[0] - first[1]) / 15
     # halving a step of an order-two method quarters its error, unless there are kinks in it
-    rounding = 64 * torch.finfo(nodes.dtype).eps
-    smooth = (steps[1] > 2 * steps[0]) | (steps[0] <= rounding)
+    smooth = (steps[1] > 2 * steps[0]) | (steps[0] <= 64 * torch.finfo(best.dtype).eps)
     best = _polar(torch.where(smooth[:, None, None], best, turns[0]))
-    error = torch.where(smooth, (best - first[0]).abs().amax((-2, -1)), steps[0])
-    begin, end = factors[:, 0], factors[:, -1]
-    matrix = torch.linalg.solve_triangular(end.mT, best @ begin.mT, upper=True)
-    return matrix, error * matrix.abs().amax((-2, -1)), smooth
+    return best, torch.where(smooth, (best - first[0]).abs().amax((-2, -1)), steps[0]), smooth
 
 
 def _factors(tensors: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 r"""A batched adaptive Runge-Kutta integrator: every trajectory keeps its own clock.
 
-Geodesics of one batch need very different step sizes: one crosses a flat region in three steps while its neighbour runs
+Geodesics of one batch need very different step sizes: one crosses a flat region in three steps while its neighbor runs
 along a wall and needs three hundred. An integrator with one step size for the whole batch makes all of them take three
 hundred, and its error estimate, averaged over the batch, lets the worst trajectory drift. Here the step size, the error test
 (maximum norm) and the end belong to each trajectory; those that finish or fail leave the batch, the rest go on.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -42,8 +42,10 @@ class Outcome(enum.IntEnum):
 class DenseOutput:
     """The states between the steps: a polynomial of degree seven per step and trajectory."""
 
-    knots: Tensor  # (n, s + 1), padded with inf
-    coefficients: Tensor  # (n, s, 8, k)
+    # of shape (n, s + 1), padded with inf
+    knots: Tensor
+    # of shape (n, s, 8, k)
+    coefficients: Tensor
 
     def __call__(self, t: Tensor) -> Tensor:
         """States ``(n, q, k)`` at the times ``t`` of shape ``(n, q)``; NaN outside the time the trajectory covers."""
@@ -63,6 +65,7 @@ class Flow:
 
     y: Tensor
     t: Tensor
+    rtol: Tensor
     outcome: Tensor
     num_steps: Tensor
     num_evaluations: Tensor
@@ -76,26 +79,25 @@ def integrate(
     rtol: float = 1e-10,
     atol: float | Tensor = 1e-10,
     max_steps: int = 2000,
+    kinked_rtol: float | None = None,
     dense: bool = False,
 ) -> Flow:
     """Integrates ``y' = field(y)`` from time 0 to 1 for all rows of ``y``, shape ``(n, k)``.
 
-    **Arguments:**
-
-    - `field`: maps states ``(m, k)`` to velocities ``(m, k)`` for any subset of ``m`` trajectories. Where a velocity is not
-      finite the step is shortened, so a field may return NaN outside its domain.
-    - `rtol`, `atol`: the estimated local error of every component stays below ``atol + rtol |y|``; `atol` may be one number
-      a trajectory, of shape ``(n,)``.
-    - `max_steps`: attempted steps after which a trajectory is given up as stiff.
-    - `dense`: keep the interpolants (eight states per step and trajectory, three more evaluations per accepted step).
-
     Differentiable: the steps taken are ordinary operations; their sizes are constants.
+
+    Args:
+        field: maps states ``(m, k)`` to velocities ``(m, k)`` for any subset of ``m`` trajectories. Where a velocity is not
+            finite the step is shortened, so a field may return NaN outside its domain.
+        y: states at time 0.
+        rtol: the estimated local error of every component stays below ``atol + rtol |y|``.
+        atol: one number, or one per trajectory of shape ``(n,)``.
+        max_steps: attempted steps after which a trajectory is given up as stiff.
+        kinked_rtol: the tolerance of a trajectory from where on its field has been seen to jump; None for no change.
+        dense: keep the interpolants (eight states per step and trajectory, three more evaluations per accepted step).
     """
     k = field(y)
-    count = torch.zeros(len(y), dtype=torch.long, device=y.device)
-    allowed = torch.as_tensor(atol, dtype=y.dtype, device=y.device).expand(len(y))
-    h = _initial_step(field, y, k, rtol, allowed)
-    batch = _Batch(torch.arange(len(y), device=y.device), torch.zeros_like(h), h, allowed, y, k, count, count)
+    batch = _Batch.start(field, y, k, rtol, atol)
     outcome = torch.where(torch.isfinite(k).all(-1) & torch.isfinite(y).all(-1), -1, Outcome.NOT_FINITE)
     gone: list[tuple[_Batch, Tensor]] = []
     record: list[tuple[Tensor, ...]] | None = [] if dense else None
@@ -105,35 +107,71 @@ def integrate(
             gone.append((batch.take(leave), outcome[leave]))
             batch = batch.take(~leave)
         if len(batch.rows):
-            batch, outcome = _advance(field, batch, rtol, max_steps, record)
+            batch, outcome = _advance(field, batch, kinked_rtol, max_steps, record)
     return _collect(gone, record, y)
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """The trajectories still under way: their row, time, next step size, tolerance, state, velocity, and counts."""
+    """The trajectories still under way.
+
+    Their row, time, next step size, tolerances, state, velocity, counts; and of attempts that failed in a row: the last step size,
+    its error over the tolerance (infinite if the last attempt succeeded), and how many failed without getting better.
+    """
 
     rows: Tensor
     t: Tensor
     h: Tensor
+    rtol: Tensor
     atol: Tensor
     y: Tensor
     k: Tensor
     tries: Tensor
     steps: Tensor
+    failed_h: Tensor
+    failed_ratio: Tensor
+    num_stuck: Tensor
+
+    @classmethod
+    def start(cls, field: Field, y: Tensor, k: Tensor, rtol: float, atol: float | Tensor) -> _Batch:
+        count = torch.zeros(len(y), dtype=torch.long, device=y.device)
+        allowed = torch.as_tensor(atol, dtype=y.dtype, device=y.device).expand(len(y))
+        relative = torch.full_like(allowed, rtol)
+        h = _initial_step(field, y, k, relative, allowed)
+        never, rows = torch.full_like(h, torch.inf), torch.arange(len(y), device=y.device)
+        return cls(rows, torch.zeros_like(h), h, relative, allowed, y, k, count, count, h, never, count)
 
     def take(self, mask: Tensor) -> _Batch:
         return _Batch(*(value[mask] for value in vars(self).values()))
 
+    def after(self, h: Tensor, ratio: Tensor, accept: Tensor, kinked_rtol: float | None) -> dict[str, Tensor]:
+        """What the last attempt says about kinks: tolerances, and the record of failed attempts.
+
+        A shorter step over a smooth field has an error smaller by its eighth power. Where it is not smaller by its square, twice in
+        a row, the field jumps, and from there on the trajectory is followed with the tolerance `kinked_rtol`.
+        """
+        failed = ~accept & torch.isfinite(ratio)
+        stuck = failed & (ratio > (h / self.failed_h).square() * self.failed_ratio)
+        num_stuck = torch.where(accept, 0, self.num_stuck + stuck)
+        loose = (num_stuck >= 2) if kinked_rtol is not None else torch.zeros_like(accept)
+        least = torch.where(loose, kinked_rtol or 0.0, 0.0).to(h)
+        return {
+            "rtol": torch.maximum(self.rtol, least),
+            "atol": torch.maximum(self.atol, least),
+            "failed_h": h,
+            "failed_ratio": torch.where(failed & ~loose, ratio, torch.inf),
+            "num_stuck": torch.where(loose, 0, num_stuck),
+        }
+
 
 def _advance(
-    field: Field, batch: _Batch, rtol: float, max_steps: int, record: list[tuple[Tensor, ...]] | None
+    field: Field, batch: _Batch, kinked_rtol: float | None, max_steps: int, record: list[tuple[Tensor, ...]] | None
 ) -> tuple[_Batch, Tensor]:
     """Tries one step for every trajectory; returns the batch and an outcome for each (-1: under way)."""
     last = batch.h >= 1 - batch.t
     h = torch.where(last, 1 - batch.t, batch.h)
     stages, new = _stages(field, batch, h)
-    ratio = _error(stages, h, _scale(torch.maximum(batch.y.abs(), new.abs()), rtol, batch.atol))
+    ratio = _error(stages, h, _scale(torch.maximum(batch.y.abs(), new.abs()), batch.rtol, batch.atol))
     finite = torch.isfinite(ratio)
     accept = finite & (ratio <= 1)
     t = torch.where(last, torch.ones_like(h), batch.t + h)
@@ -141,15 +179,15 @@ def _advance(
         pieces = _polynomial(field, batch.y[accept], new[accept], [k[accept] for k in stages], h[accept])
         record.append((batch.rows[accept], batch.steps[accept], t[accept], pieces))
     growth = torch.where(finite, 0.9 * ratio.clamp(1e-10, 1e10) ** -0.125, 0.2).clamp(0.2, 10.0)
-    moved = _Batch(
-        rows=batch.rows,
+    moved = replace(
+        batch,
         t=torch.where(accept, t, batch.t),
         h=h * growth,
-        atol=batch.atol,
         y=torch.where(accept[:, None], new, batch.y),
         k=torch.where(accept[:, None], stages[-1], batch.k),
         tries=batch.tries + 1,
         steps=batch.steps + accept,
+        **batch.after(h, ratio, accept, kinked_rtol),
     )
     return moved, _outcomes(moved, accept & last, finite, max_steps)
 
@@ -159,9 +197,8 @@ def _outcomes(batch: _Batch, finished: Tensor, finite: Tensor, max_steps: int) -
     outcome[batch.tries >= max_steps] = Outcome.TOO_MANY_STEPS
     eps = torch.finfo(batch.h.dtype).eps
     outcome[batch.h < eps ** (2 / 3)] = Outcome.STEP_TOO_SMALL
-    outcome[~finite & (batch.h < eps ** (1 / 3))] = (
-        Outcome.NOT_FINITE
-    )  # a wall: its place need not be known to all digits
+    # an edge of the domain need not be known to all digits
+    outcome[~finite & (batch.h < eps ** (1 / 3))] = Outcome.NOT_FINITE
     outcome[finished] = Outcome.FINISHED
     return outcome
 
@@ -195,12 +232,12 @@ def _error(stages: list[Tensor], h: Tensor, scale: Tensor) -> Tensor:
     return h * torch.where(fifth == 0, 0, fifth**2 / (fifth**2 + 0.01 * third**2).sqrt())
 
 
-def _scale(size: Tensor, rtol: float, atol: Tensor) -> Tensor:
+def _scale(size: Tensor, rtol: Tensor, atol: Tensor) -> Tensor:
     """The error allowed in components of the given size; never below the rounding of the largest of them."""
-    return atol[:, None] + rtol * size + 4 * torch.finfo(size.dtype).eps * size.amax(-1, keepdim=True)
+    return atol[:, None] + rtol[:, None] * size + 4 * torch.finfo(size.dtype).eps * size.amax(-1, keepdim=True)
 
 
-def _initial_step(field: Field, y: Tensor, k: Tensor, rtol: float, atol: Tensor) -> Tensor:
+def _initial_step(field: Field, y: Tensor, k: Tensor, rtol: Tensor, atol: Tensor) -> Tensor:
     """First step size from the size of the field and of its change along one Euler step (Hairer et al., II.4)."""
     y, k = y.detach(), k.detach()
     scale = _scale(y.abs(), rtol, atol)
@@ -243,6 +280,7 @@ def _collect(gone: list[tuple[_Batch, Tensor]], record: list[tuple[Tensor, ...]]
     return Flow(
         y=join([batch.y for batch, _ in gone]),
         t=join([batch.t for batch, _ in gone]),
+        rtol=join([batch.rtol for batch, _ in gone]),
         outcome=join([outcome for _, outcome in gone]),
         num_steps=steps,
         num_evaluations=2 + _NUM_STAGES * tries + extra * steps,

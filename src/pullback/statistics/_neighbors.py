@@ -205,8 +205,8 @@ def _log_stretch(metric: Metric, z: Tensor, v: Tensor, scale: float) -> Tensor:
                 "decoder ignores, or pass stretch=False."
             )
         nudge = _NUDGE * scale * torch.linalg.inv(factor).transpose(0, 1)  # orthonormal tangents, one at a time
-        middle = exponential(metric, z, v)
-        ends = exponential(metric, z, torch.stack([v + nudge, v - nudge]))
+        middle = exponential(metric, z, v, rtol=1e-10)
+        ends = exponential(metric, z, torch.stack([v + nudge, v - nudge]), rtol=1e-10)
         slopes = (ends.end[0] - ends.end[1]) / (2 * _NUDGE * scale)
         stretch = torch.linalg.slogdet(slopes.transpose(0, 1)).logabsdet + metric.log_volume(middle.end)
     return torch.where(middle.converged & ends.converged.all(0).all(0), stretch, torch.inf)

@@ -185,7 +185,7 @@ def _predict(metric: Metric, parameters: Tensor, x: Tensor) -> Tensor:
 def _arrivals(metric: Metric, start: Tensor, v: Tensor) -> Tensor:
     if isinstance(metric, Flat):
         return start + v
-    flow = exponential(metric, start, v)
+    flow = exponential(metric, start, v, rtol=1e-10)
     return torch.where(flow.converged[..., None], flow.end, torch.nan)
 
 

@@ -1,0 +1,204 @@
+r"""Which features a path changes: its energy, feature by feature.
+
+Features of a decoder are independent given the code, so their Fisher informations add up, and so do squared lengths:
+
+.. math:: E(c) = \sum_f \int_0^1 \dot c^\top M_f(c)\, \dot c\; dt .
+
+How much a gene, a pixel, a position or a bone adds says how far it is carried along the path, in units of what its own noise lets
+one see. Wrappers of a decoder are observations too: the wall of `pullback.Extrapolated`, the prior of `pullback.WithPrior` and the
+reading of `pullback.WithReading` each have a row of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent
+
+from pullback._curves.curve import Curve, Polyline
+from pullback._curves.steps import MAX_DECODED
+from pullback._decoders.contract import Decoder, observe, unvalidated
+from pullback._decoders.extrapolated import Extrapolated
+from pullback._decoders.prior import WithPrior
+from pullback._decoders.reading import WithReading
+from pullback._families.divergences import symmetrized_kl
+from pullback._families.missing import MissingRuleError
+from pullback._families.product import Product
+from pullback._families.rules import embed
+from pullback._geometry.geodesic import Geodesic
+from pullback._metrics.base import Metric
+from pullback._metrics.fisher_rao import FisherRaoMetric
+from pullback._typing import Float
+
+# Segments of the sums that are extrapolated to order four: shares are then good to six digits on smooth paths.
+_NUM_SEGMENTS = 256
+_WRAPPERS = {Extrapolated: "wall", WithPrior: "prior", WithReading: "reading"}
+
+Part = tuple[str | None, Callable[[Tensor], Distribution]]
+
+
+@dataclass(frozen=True, eq=False)
+class Contributions:
+    """What each feature adds to the energy of paths; ``print`` shows the largest, ``pullback.plot.contributions`` draws them.
+
+    Attributes:
+        labels: names of the features, in the order of `energy`.
+        energy: what each adds, of shape ``(*batch, F)``; the sum over features is the energy of the path.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z * torch.tensor([1.0, 2.0]), 1.0))
+        >>> line = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+        >>> print(pb.contributions(metric, line, labels=["height", "weight"]))
+        weight  4  80.0 %
+        height  1  20.0 %
+    """
+
+    labels: tuple[str, ...]
+    energy: Float[Tensor, "*batch F"]
+
+    @property
+    def total(self) -> Float[Tensor, "*batch"]:
+        """The energy of each path."""
+        return self.energy.sum(-1)
+
+    @property
+    def share(self) -> Float[Tensor, "*batch F"]:
+        """The part of the energy that each feature adds; they sum to 1."""
+        return self.energy / self.energy.sum(-1, keepdim=True)
+
+    def table(self, num: int | None = None) -> list[tuple[str, float, float]]:
+        """The `num` largest rows (label, energy, share), by default all; averaged over the paths of a batch."""
+        energy = self.energy.reshape(-1, len(self.labels)).mean(0)
+        order = energy.argsort(descending=True)[:num].tolist()
+        values, shares = energy.tolist(), (energy / energy.sum()).tolist()
+        return [(self.labels[i], values[i], shares[i]) for i in order]
+
+    def __str__(self) -> str:
+        rows = self.table(20)
+        width = max(len(label) for label, _, _ in rows)
+        lines = [f"{label:<{width}}  {value:.4g}  {100 * share:.1f} %" for label, value, share in rows]
+        rest = len(self.labels) - len(rows)
+        return "\n".join([*lines, *([f"and {rest} more"] if rest else [])])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(label)}</td><td>{value:.4g}</td><td>{100 * share:.1f} %</td></tr>"
+            for label, value, share in self.table(20)
+        )
+        return f"<table><tr><th>feature</th><th>energy</th><th>share</th></tr>{rows}</table>"
+
+
+def contributions(
+    metric: Metric,
+    path: Geodesic | Curve | Float[Tensor, "*batch n d"],
+    labels: Sequence[str] | None = None,
+    *,
+    num_segments: int = _NUM_SEGMENTS,
+) -> Contributions:
+    """How much each feature adds to the energy along a path.
+
+    Args:
+        metric: a `pullback.FisherRaoMetric`, or any metric with an embedding, whose coordinates are then the features.
+        path: a geodesic, a curve, or points of a polyline. The contributions to a `pullback.Geodesic` sum to its `energy`, those to
+            a curve to ``pullback.energy(metric, curve, num_segments=..., extrapolate=True)``.
+        labels: names of the decoder's features in the order of its output; numbers by default. Walls, priors and readings of
+            wrappers have rows named after them.
+        num_segments: steps of the sum, an even number.
+
+    Returns:
+        `Contributions`, with one row per feature.
+    """
+    curve = path.curve if isinstance(path, Geodesic) else path
+    curve = Polyline(curve) if isinstance(curve, Tensor) else curve
+    if num_segments < 2 or num_segments % 2:
+        raise ValueError(f"num_segments must be an even number of at least 2; got {num_segments}.")
+    with torch.no_grad(), unvalidated():
+        nodes = curve.resample(num_segments + 1)
+        flat = nodes.reshape(-1, *nodes.shape[-2:])
+        found = [_measured(metric, part) for part in flat.split(max(1, MAX_DECODED // flat.shape[1]))]
+        names, energy = found[0][0], torch.cat([values for _, values in found])
+    energy = energy.reshape(*nodes.shape[:-2], energy.shape[-1])
+    if isinstance(path, Geodesic):
+        energy = energy * (path.energy / energy.sum(-1))[..., None]
+    return Contributions(_labels(names, labels), energy)
+
+
+def _measured(metric: Metric, nodes: Tensor) -> tuple[list[str | None], Tensor]:
+    """Names of wrappers (None for features) and energies ``(B, F)``, extrapolated from T and T/2 steps."""
+    names, fine = _steps(metric, nodes)
+    coarse = _steps(metric, nodes[:, ::2])[1]
+    energies = [steps.shape[1] * steps.sum(1) for steps in (fine, coarse)]
+    return names, (4 * energies[0] - energies[1]) / 3
+
+
+def _steps(metric: Metric, nodes: Tensor) -> tuple[list[str | None], Tensor]:
+    """Squared steps ``(B, T, F)`` between consecutive nodes ``(B, T + 1, d)``."""
+    a, b = (x.reshape(-1, nodes.shape[-1]) for x in (nodes[:, :-1], nodes[:, 1:]))
+    names, columns = [], []
+    for name, part in _parts(metric):
+        steps = part(a, b)
+        columns.append(steps if name is None else steps.sum(-1, keepdim=True))
+        names += [name] * columns[-1].shape[-1]
+    return names, torch.cat(columns, -1).reshape(len(nodes), -1, len(names))
+
+
+def _parts(metric: Metric) -> list[tuple[str | None, Callable[[Tensor, Tensor], Tensor]]]:
+    """The independent observations of a metric: the name of a wrapper or None, and their squared steps ``(n, F)``."""
+    if not isinstance(metric, FisherRaoMetric):
+        return [(None, lambda a, b: _embedded_steps(metric, a, b))]
+    return [(name, lambda a, b, f=f: _family_steps(f(a), f(b))) for name, f in _observations(metric.decoder)]
+
+
+def _observations(decoder: Decoder) -> list[Part]:
+    for wrapper, name in _WRAPPERS.items():
+        if isinstance(decoder, wrapper):
+            return [*_observations(decoder.decoder), (name, decoder.channel)]
+    return [(None, lambda z: observe(decoder, z))]
+
+
+def _family_steps(p: Distribution, q: Distribution) -> Tensor:
+    """Squared steps per feature, ``(n, F)``, between distributions of batch shape ``(n, *features)``."""
+    if isinstance(p, Product) and isinstance(q, Product):
+        return torch.cat([_family_steps(*pair) for pair in zip(p.components, q.components, strict=True)], -1)
+    if isinstance(p, Independent) and isinstance(q, Independent):
+        return _family_steps(p.base_dist, q.base_dist)
+    first, second = embed(p, origin=p), embed(q, origin=p)
+    if first is not None and second is not None:
+        chord = (second[0] - first[0]) * (second[1] - first[1])
+        return _per_feature(chord.sum(-1))
+    try:
+        return _per_feature(2 * symmetrized_kl(p, q))
+    except MissingRuleError as error:
+        raise MissingRuleError(
+            f"{error} Without it the energy of a {type(p).__name__} cannot be told apart by feature."
+        ) from error
+
+
+def _per_feature(values: Tensor) -> Tensor:
+    return values.reshape(len(values), -1)
+
+
+def _embedded_steps(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
+    first, second = metric.embed(a, origin=a), metric.embed(b, origin=a)
+    if first is None or second is None:
+        raise TypeError(
+            f"{type(metric).__name__} has no embedding, so its energy does not fall into features. Use "
+            "pullback.FisherRaoMetric(decoder)."
+        )
+    return (second[0] - first[0]) * (second[1] - first[1])
+
+
+def _labels(names: list[str | None], labels: Sequence[str] | None) -> tuple[str, ...]:
+    count = sum(name is None for name in names)
+    given = [str(i) for i in range(count)] if labels is None else [str(label) for label in labels]
+    if len(given) != count:
+        raise ValueError(
+            f"The decoder has {count} features and {len(given)} labels were given. Give one label per feature."
+        )
+    features = iter(given)
+    return tuple(next(features) if name is None else name for name in names)

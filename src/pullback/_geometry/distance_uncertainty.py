@@ -1,0 +1,150 @@
+r"""How uncertain a distance is, given that its ends are.
+
+An encoder does not know the code of an observation exactly: it gives a posterior, with a covariance. The distance between two such
+codes is then uncertain, too. To first order (the delta method), with the gradients :math:`g_a, g_b` of the distance in its ends,
+
+.. math:: \operatorname{Var} d(a, b) \approx g_a^\top \Sigma_a\, g_a + g_b^\top \Sigma_b\, g_b ,
+
+at the cost of one path. Samples of the ends, with one path each, need no such approximation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pullback._decoders.contract import as_codes
+from pullback._geometry.distance import distance
+from pullback._geometry.geodesic import geodesic
+from pullback._metrics.base import Metric
+from pullback._numerics.random import as_generator
+from pullback._solvers.base import ConvergenceError, Solver
+from pullback._typing import Float
+
+
+@dataclass(frozen=True, eq=False)
+class DistanceUncertainty:
+    """A distance and its standard deviation, one per pair.
+
+    Attributes:
+        distance: between the means of the ends (``"delta"``), or the mean over samples of them (``"samples"``).
+        std: its standard deviation.
+    """
+
+    distance: Float[Tensor, "*batch"]
+    std: Float[Tensor, "*batch"]
+
+    def __repr__(self) -> str:
+        pairs = zip(self.distance.flatten().tolist(), self.std.flatten().tolist(), strict=True)
+        shown = [f"{d:.4g} ± {s:.2g}" for d, s in list(pairs)[:8]]
+        more = ", …" if self.distance.numel() > len(shown) else ""
+        return f"DistanceUncertainty({', '.join(shown)}{more})"
+
+
+def distance_uncertainty(
+    metric: Metric,
+    a: Float[Tensor, "*#batch d"],
+    b: Float[Tensor, "*#batch d"],
+    cov_a: Float[Tensor, ...] | None = None,
+    cov_b: Float[Tensor, ...] | None = None,
+    *,
+    method: Literal["delta", "samples"] = "delta",
+    num_samples: int = 100,
+    solver: Solver | None = None,
+    random_state: int | torch.Generator | None = 0,
+) -> DistanceUncertainty:
+    """The uncertainty of distances from the posterior of their ends.
+
+    Args:
+        metric: the geometry.
+        a: means of the first codes, any shape ``(*batch, d)`` that broadcasts with ``b``.
+        b: means of the second codes.
+        cov_a: covariance of ``a``: matrices ``(*batch, d, d)``, or variances ``(*batch, d)``, which is what an encoder gives; None
+            if it is known exactly. An array of shape ``(d, d)`` is one matrix for all codes.
+        cov_b: covariance of ``b``.
+        method: ``"delta"`` for the first-order formula at the cost of one path per pair; ``"samples"`` for samples of the ends.
+        num_samples: per pair, with ``method="samples"``; the standard deviation is then known to about ``1 / sqrt(2 n)``.
+        solver: as in `pullback.geodesic`.
+        random_state: of the samples.
+
+    Raises:
+        ConvergenceError: if a path did not converge.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
+        >>> a, b = torch.zeros(2), torch.tensor([3.0, 4.0])
+        >>> pb.distance_uncertainty(metric, a, b, cov_a=0.01 * torch.ones(2))
+        DistanceUncertainty(10 ± 0.2)
+    """
+    a, b = as_codes(a, metric), as_codes(b, metric)
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    a, b = a.detach().expand(shape), b.detach().expand(shape)
+    roots = [_root(cov, shape, a) for cov in (cov_a, cov_b)]
+    if method == "delta":
+        return _delta(metric, a, b, roots, solver)
+    if method == "samples":
+        return _samples(metric, a, b, roots, solver, num_samples, as_generator(random_state))
+    raise ValueError(f'method must be "delta" or "samples", not {method!r}.')
+
+
+def _root(cov: Tensor | None, shape: torch.Size, like: Tensor) -> Tensor | None:
+    """A factor R of the covariance R Rᵀ, of shape ``(*batch, d, d)``."""
+    if cov is None:
+        return None
+    cov, d = torch.as_tensor(cov).to(like), shape[-1]
+    if cov.ndim == len(shape) + 1 or (cov.shape == (d, d) and torch.equal(cov, cov.mT)):
+        factor, info = torch.linalg.cholesky_ex(cov)
+        if (info != 0).any():
+            raise ValueError(
+                "A covariance is not positive definite. Pass matrices (*batch, d, d) or variances (*batch, d)."
+            )
+        return factor.expand(*shape, d)
+    if cov.shape[-1:] != (d,) or (cov < 0).any():
+        raise ValueError(
+            f"Covariances of shape {tuple(cov.shape)} do not belong to codes of shape {tuple(shape)}. Pass matrices "
+            "(*batch, d, d) or variances (*batch, d), none of them negative."
+        )
+    return torch.diag_embed(cov.sqrt().expand(shape))
+
+
+def _delta(
+    metric: Metric, a: Tensor, b: Tensor, roots: list[Tensor | None], solver: Solver | None
+) -> DistanceUncertainty:
+    with torch.enable_grad():
+        ends = [z.clone().requires_grad_() for z in (a, b)]
+        found = distance(metric, *ends, solver=solver)
+        gradients = torch.autograd.grad(found.sum(), ends)
+    pulled = [
+        (g[..., None, :] @ root).square().sum((-2, -1))
+        for g, root in zip(gradients, roots, strict=True)
+        if root is not None
+    ]
+    variance = torch.stack(pulled).sum(0) if pulled else torch.zeros_like(found)
+    return DistanceUncertainty(found.detach(), variance.sqrt())
+
+
+def _samples(
+    metric: Metric,
+    a: Tensor,
+    b: Tensor,
+    roots: list[Tensor | None],
+    solver: Solver | None,
+    num: int,
+    generator: torch.Generator | None,
+) -> DistanceUncertainty:
+    drawn = []
+    for z, root in zip((a, b), roots, strict=True):
+        noise = torch.randn(num, *z.shape, generator=generator, dtype=z.dtype).to(z.device)
+        drawn.append(z.expand(num, *z.shape) if root is None else z + (root @ noise[..., None])[..., 0])
+    found = geodesic(metric, *drawn, solver=solver)
+    if not found.converged.all():
+        raise ConvergenceError(
+            f"{int((~found.converged).sum())} of {found.converged.numel()} paths between samples did not converge. Use "
+            'method="delta", or narrower covariances.',
+            result=found,
+        )
+    return DistanceUncertainty(found.length.mean(0), found.length.std(0))
