@@ -139,9 +139,9 @@ def kl_dirichlet(p: Distribution, q: Distribution) -> Tensor:
         torch.stack([r.concentration1, r.concentration0], -1) if isinstance(r, Beta) else r.concentration
         for r in (p, q)
     )
-    normaliser = [log_gamma(x.sum(-1)) - log_gamma(x).sum(-1) for x in (a, b)]
+    normalizer = [log_gamma(x.sum(-1)) - log_gamma(x).sum(-1) for x in (a, b)]
     return (
-        normaliser[0] - normaliser[1] + ((a - b) * (torch.digamma(a) - torch.digamma(a.sum(-1, keepdim=True)))).sum(-1)
+        normalizer[0] - normalizer[1] + ((a - b) * (torch.digamma(a) - torch.digamma(a.sum(-1, keepdim=True)))).sum(-1)
     )
 
 
@@ -179,8 +179,8 @@ def kl_by_quadrature(p: Distribution, q: Distribution) -> Tensor:
 
 def student_log_prob(p: StudentT, x: Tensor) -> Tensor:
     y = (x - p.loc) / p.scale
-    normaliser = log_gamma((p.df + 1) / 2) - log_gamma(p.df / 2) - 0.5 * torch.log(math.pi * p.df) - p.scale.log()
-    return normaliser - (p.df + 1) / 2 * torch.log1p(y**2 / p.df)
+    normalizer = log_gamma((p.df + 1) / 2) - log_gamma(p.df / 2) - 0.5 * torch.log(math.pi * p.df) - p.scale.log()
+    return normalizer - (p.df + 1) / 2 * torch.log1p(y**2 / p.df)
 
 
 Z = torch.tensor([[0.3, -0.4], [-0.8, 0.5], [1.1, 0.9]], dtype=F64)

@@ -342,7 +342,7 @@ def estimates(divergence: Callable[[int], Tensor], seeds: int = 40) -> tuple[Ten
 def test_monte_carlo_kl_is_unbiased_and_positive(p, q):
     mean, error = estimates(lambda seed: pb.divergences.monte_carlo_kl(200, seed)(p, q))
     assert ((mean - pb.divergences.kl(p, q)).abs() <= 5 * error).all()
-    assert (error <= 0.06 * mean).all()  # also for neighbours, where the plain mean of log p - log q drowns in noise
+    assert (error <= 0.06 * mean).all()  # also for neighbors, where the plain mean of log p - log q drowns in noise
     assert all((pb.divergences.monte_carlo_kl(10, seed)(p, q) >= 0).all() for seed in range(20))
 
 

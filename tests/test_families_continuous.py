@@ -190,7 +190,7 @@ def test_missing_rule_says_how_to_add_one() -> None:
         pb.fisher(Mine(validate_args=False))
 
 
-# --- one family inside another, one family in two parametrisations ----------------------------------------------------
+# --- one family inside another, one family in two parametrizations ----------------------------------------------------
 
 
 def pair(
@@ -208,8 +208,8 @@ def pair(
 SAME = {
     "Normal by variance": pair(Normal, lambda m, s: Normal(m, (s**2).sqrt()), 2),
     "LogNormal is Normal": pair(LogNormal, Normal, 2),
-    "HalfNormal is a centred Normal": pair(HalfNormal, lambda s: Normal(torch.zeros_like(s), s), 1),
-    "HalfCauchy is a centred Cauchy": pair(HalfCauchy, lambda s: Cauchy(torch.zeros_like(s), s), 1),
+    "HalfNormal is a centered Normal": pair(HalfNormal, lambda s: Normal(torch.zeros_like(s), s), 1),
+    "HalfCauchy is a centered Cauchy": pair(HalfCauchy, lambda s: Cauchy(torch.zeros_like(s), s), 1),
     "Cauchy is StudentT of df 1": pair(Cauchy, lambda m, s: StudentT(torch.ones_like(s), m, s), 2),
     "Weibull of k 1 is Exponential": pair(Exponential, lambda r: Weibull(1 / r, torch.ones_like(r)), 1),
     "Gamma of shape 1 is Exponential": pair(Exponential, lambda r: Gamma(torch.ones_like(r), r), 1),

@@ -59,7 +59,7 @@ def multinomial_kl(p: Multinomial, q: Multinomial) -> Tensor:
 
 
 def quadrature_kl(p: ContinuousBernoulli, q: ContinuousBernoulli) -> Tensor:
-    """With densities normalised by Gauss-Legendre quadrature."""
+    """With densities normalized by Gauss-Legendre quadrature."""
     x, w = (torch.tensor(v) for v in np.polynomial.legendre.leggauss(40))
     x, log_w = 0.5 * (1 + x), (0.5 * w).log()
     log_p, log_q = (torch.log_softmax(d.logits[..., None] * x + log_w, -1) for d in (p, q))
@@ -147,7 +147,7 @@ def test_information_is_positive_and_of_the_right_shape(case):
         (lambda x: OneHotCategorical(logits=x), lambda x: Categorical(logits=x + 5)),
     ],
 )
-def test_lengths_do_not_depend_on_the_parametrisation(first, second):
+def test_lengths_do_not_depend_on_the_parametrization(first, second):
     t = torch.linspace(0, 1, 9, dtype=F64)[:, None]
     curve = Z[0] + t * (Z[1] - Z[0])
     one, two = (pb.FisherRaoMetric(lambda z, f=f: f(curved(z, 4))) for f in (first, second))
@@ -517,3 +517,41 @@ def test_equal_values_do_not_make_a_parameter_a_constant(name):
     torch.testing.assert_close(
         free.ds2(z, others), torch.stack([free.ds2(*pair) for pair in zip(z, others, strict=True)])
     )
+
+
+# --- zero-inflated counts ---------------------------------------------------------------------------------------------
+
+INFLATED = {
+    "Poisson": lambda gate, x: pb.ZeroInflated(torch.distributions.Poisson(x.exp()), gate),
+    "NegativeBinomial": lambda gate, x: pb.ZeroInflated(NegativeBinomial(x.exp(), logits=0.7 * x - 0.5), gate),
+    "Geometric": lambda gate, x: pb.ZeroInflated(torch.distributions.Geometric(logits=x), gate),
+}
+
+
+@pytest.mark.parametrize("name", INFLATED)
+def test_information_of_zero_inflated_counts_is_the_enumerated_covariance_of_the_score(name):
+    z = torch.tensor([[-1.0, 0.4], [2.0, -1.0], [-40.0, 0.3], [30.0, 0.3]], dtype=F64)
+    x = torch.arange(400, dtype=F64)[:, None]
+
+    def log_probs(z: Tensor) -> Tensor:
+        return INFLATED[name](z[:, 0], z[:, 1]).log_prob(x)
+
+    values, scores = log_probs(z), torch.func.jacfwd(log_probs)(z).diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(values.exp().sum(0), torch.ones(len(z), dtype=F64))
+    expected = torch.einsum("xn,xin,xjn->nij", values.exp(), scores, scores)
+    found = pb.FisherRaoMetric(lambda z: INFLATED[name](z[..., 0], z[..., 1])).tensor(z)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-14)
+
+
+def test_a_closed_gate_leaves_the_base_and_draws_have_the_moments():
+    base = NegativeBinomial(torch.tensor(3.0), logits=torch.tensor(0.4))
+    p, q = (pb.ZeroInflated(base, torch.tensor(gate)) for gate in (-60.0, 0.5))
+    torch.testing.assert_close(p.log_prob(torch.arange(5.0)), base.log_prob(torch.arange(5.0)))
+    torch.manual_seed(0)
+    draws = q.sample((100_000,))
+    assert abs(draws.mean() - q.mean) < 5 * (q.variance / 100_000) ** 0.5
+    assert draws.var() == pytest.approx(q.variance.item(), rel=0.05)
+    half = pb.blend(q, pb.most_uncertain(q), torch.tensor(0.5))
+    assert half.mean > q.mean
+    with pytest.raises(NotImplementedError, match="probability of a zero for Poisson, NegativeBinomial and Geometric"):
+        pb.fisher(pb.ZeroInflated(Binomial(3, logits=torch.tensor(0.0)), torch.tensor(0.0))).matrix  # noqa: B018

@@ -86,7 +86,7 @@ SMALL_STEPS = {  # family, parameters, which of them change by one part in eight
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", SMALL_STEPS)
 def test_small_chords_keep_their_digits(name: str, dtype: torch.dtype) -> None:
-    """Chords between near neighbours far from the origin of the parameters, in single precision too."""
+    """Chords between near neighbors far from the origin of the parameters, in single precision too."""
     family, values, moved = SMALL_STEPS[name]
     first = [torch.full((3,), x, dtype=dtype) for x in values]
     h = 2.0**-13

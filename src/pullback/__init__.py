@@ -31,6 +31,7 @@ from pullback._families.rules import natural_and_mean as natural_and_mean
 from pullback._families.rules import rao_distance as rao_distance
 from pullback._families.score import score_information as score_information
 from pullback._families.von_mises_fisher import VonMisesFisher as VonMisesFisher
+from pullback._families.zero_inflated import ZeroInflated as ZeroInflated
 from pullback._geometry.certificate import Certificate as Certificate
 from pullback._geometry.certificate import certify as certify
 from pullback._geometry.contributions import Contributions as Contributions

@@ -30,6 +30,7 @@ from torch.distributions import (
 from pullback._autodiff.torch_internals import depends_on_code
 from pullback._families.fading import unsqueezed
 from pullback._families.information import Information, Linear
+from pullback._families.masked import Masked
 from pullback._families.missing import MissingRuleError
 from pullback._families.product import Product
 from pullback._families.rules import (
@@ -192,6 +193,8 @@ def leaves(p: Distribution) -> Iterator[Distribution]:
     """The distributions that `p` is made of: those of its features, parts and base."""
     if isinstance(p, (Independent, TransformedDistribution)):
         yield from leaves(p.base_dist)
+    elif isinstance(p, Masked):
+        yield from leaves(p.base)
     elif isinstance(p, Product):
         for part in p.components:
             yield from leaves(part)
@@ -257,7 +260,7 @@ def joined(parts: Sequence[Information]) -> Information:
         isometric, separable = (all(getattr(part, name) for part in parts) for name in ("isometric", "separable"))
         root = _side_by_side(roots, sizes)
         return Information(eta, root=root, exact=exact, isometric=isometric, separable=separable)
-    return Information(eta, product=_side_by_side([_product(part) for part in parts], sizes), exact=exact)
+    return Information(eta, product=_side_by_side([as_product(part) for part in parts], sizes), exact=exact)
 
 
 def _side_by_side(acts: Sequence[Linear], sizes: Sequence[int]) -> Linear:
@@ -267,7 +270,7 @@ def _side_by_side(acts: Sequence[Linear], sizes: Sequence[int]) -> Linear:
     )
 
 
-def _product(info: Information) -> Linear:
+def as_product(info: Information) -> Linear:
     """``I u``; from a root R, which is linear in u, by its transpose ``Rᵀ (R u)``."""
     root, product = info.root, info.product
     if product is not None:

@@ -20,6 +20,7 @@ from torch.distributions import Distribution, Independent, MultivariateNormal, T
 
 from pullback._families.composite import fixed_base
 from pullback._families.gaussian import closed_distance, embedded_distance
+from pullback._families.masked import Masked
 from pullback._families.product import Product
 from pullback._families.rules import embed, known_parameter, log_affinity, rao_distance
 from pullback._families.score import tensors_in
@@ -44,8 +45,6 @@ def lower_bound(p: Distribution, q: Distribution, num_batch: int, is_constant: I
         pairs = zip(p.components, q.components, strict=True)
         parts = [lower_bound(a, b, num_batch, is_constant) for a, b in pairs]
         return torch.linalg.vector_norm(torch.stack(parts), dim=0)
-    if isinstance(p, TransformedDistribution) and rao_distance.dispatch(type(p)) is _OF_BASE:
-        return lower_bound(fixed_base(p, q), q.base_dist, num_batch, is_constant)
     distances = _bound(p, q, is_constant)
     return torch.linalg.vector_norm(distances.reshape(*distances.shape[:num_batch], -1), dim=-1)
 
@@ -55,6 +54,10 @@ _OF_BASE = rao_distance.dispatch(TransformedDistribution)
 
 def _bound(p: Distribution, q: Distribution, is_constant: IsConstant) -> Tensor:
     """The distance where its closed form holds in all of the family that can be reached; other bounds elsewhere."""
+    if isinstance(p, TransformedDistribution) and rao_distance.dispatch(type(p)) is _OF_BASE:
+        return _bound(fixed_base(p, q), q.base_dist, is_constant)
+    if isinstance(p, Masked) and isinstance(q, Masked):
+        return (p.seen & q.seen) * _bound(p.base, q.base, is_constant)
     if isinstance(p, MultivariateNormal) and isinstance(q, MultivariateNormal):
         distance, holds = closed_distance(p, q)
         return torch.where(holds, distance, embedded_distance(p, q))

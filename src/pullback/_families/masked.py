@@ -15,7 +15,17 @@ from torch.distributions import Distribution, Independent
 
 from pullback._families.information import Information
 from pullback._families.product import Product
-from pullback._families.rules import Dual, best_kl, embed, fisher, log_affinity, positive_kl, rao_distance
+from pullback._families.rules import (
+    Dual,
+    best_kl,
+    blend,
+    embed,
+    fisher,
+    log_affinity,
+    most_uncertain,
+    positive_kl,
+    rao_distance,
+)
 
 _ONE = torch.Size()
 
@@ -130,6 +140,16 @@ def _(p: Masked, q: Masked) -> Tensor:
 def _(p: Masked, q: Masked, alpha: float) -> Tensor:
     """Of the features that both have seen."""
     return (p.seen & q.seen) * log_affinity(p.base, q.base, alpha)
+
+
+@most_uncertain.register
+def _(p: Masked) -> Distribution:
+    return Masked(most_uncertain(p.base), p.seen)
+
+
+@blend.register
+def _(p: Masked, q: Masked, s: Tensor) -> Distribution:
+    return Masked(blend(p.base, q.base, s), p.seen)
 
 
 def _mask(p: Distribution, seen: Any) -> Tensor:
