@@ -44,7 +44,7 @@ def same_partition(a, b) -> bool:
 
 def test_in_flat_space_it_is_k_means():
     X = blobs()
-    ours = pb.statistics.GeodesicKMeans(n_clusters=3, init=X[:3]).fit(X)
+    ours = pb.statistics.GeodesicKMeans(n_clusters=3, init_centers=X[:3]).fit(X)
     theirs = KMeans(3, init=X[:3], n_init=1, tol=0).fit(X)
     np.testing.assert_allclose(ours.cluster_centers_, theirs.cluster_centers_, atol=1e-10)
     assert ours.inertia_ == pytest.approx(theirs.inertia_)
@@ -56,7 +56,7 @@ def test_a_linear_decoder_is_flat_space_too():
     X = torch.from_numpy(blobs(15))
     A = torch.randn(5, 3, dtype=torch.float64)
     metric = pb.FisherRaoMetric(lambda z: Normal(z @ A.mT, 1.0))
-    ours = pb.statistics.GeodesicKMeans(metric, 3, init=X[:3]).fit(X)
+    ours = pb.statistics.GeodesicKMeans(metric, 3, init_centers=X[:3]).fit(X)
     theirs = KMeans(3, init=(X[:3] @ A.mT).numpy(), n_init=1, tol=0).fit((X @ A.mT).numpy())
     assert isinstance(ours.cluster_centers_, torch.Tensor)
     np.testing.assert_allclose(ours.cluster_centers_ @ A.mT, theirs.cluster_centers_, atol=1e-5)
@@ -72,7 +72,7 @@ def test_planted_clusters_of_a_curved_space_are_found():
     assert not same_partition(KMeans(3, n_init=10, random_state=0).fit_predict(codes.numpy()), truth)
 
 
-def test_centres_are_the_means_of_their_clusters():
+def test_centers_are_the_means_of_their_clusters():
     codes = NORMAL.points(24)
     model = pb.statistics.GeodesicKMeans(NORMAL.metric, 3, random_state=1).fit(codes)
     for j, center in enumerate(model.cluster_centers_):
@@ -93,7 +93,7 @@ def test_more_runs_are_no_worse():
 def test_an_empty_cluster_is_filled():
     X = blobs(10)
     far = np.full((1, 3), 100.0)
-    model = pb.statistics.GeodesicKMeans(n_clusters=3, init=np.concatenate([X[:2], far])).fit(X)
+    model = pb.statistics.GeodesicKMeans(n_clusters=3, init_centers=np.concatenate([X[:2], far])).fit(X)
     assert len(np.unique(model.labels_)) == 3
 
 
@@ -115,7 +115,7 @@ def test_distances_known_before_give_the_same_medoids():
     D = NORMAL.distance(codes[:, None], codes).nan_to_num()
     solved, given = (pb.statistics.GeodesicKMedoids(NORMAL.metric, 2).fit(codes, distances=d) for d in (None, D))
     assert torch.equal(solved.medoid_indices_, given.medoid_indices_)
-    with pytest.raises(ValueError, match="one row a code"):
+    with pytest.raises(ValueError, match="one row per code"):
         pb.statistics.GeodesicKMedoids(n_clusters=2).fit(codes, distances=D[:3])
 
 
@@ -142,7 +142,7 @@ def test_errors_name_the_fix():
     X = blobs(4)
     with pytest.raises(ValueError, match="fewer clusters"):
         pb.statistics.GeodesicKMeans(n_clusters=99).fit(X)
-    with pytest.raises(ValueError, match="array of centres"):
-        pb.statistics.GeodesicKMeans(n_clusters=2, init="random").fit(X)
-    with pytest.raises(ValueError, match="2 centres of 3 dimensions"):
-        pb.statistics.GeodesicKMeans(n_clusters=2, init=X[:3]).fit(X)
+    with pytest.raises(ValueError, match="array of centers"):
+        pb.statistics.GeodesicKMeans(n_clusters=2, init_centers="random").fit(X)
+    with pytest.raises(ValueError, match="2 centers of 3 dimensions"):
+        pb.statistics.GeodesicKMeans(n_clusters=2, init_centers=X[:3]).fit(X)

@@ -20,13 +20,13 @@ def moved(problem, matrix: Tensor, shift: Tensor) -> pb.FisherRaoMetric:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_points_symmetric_about_a_centre_have_it_for_a_mean(problem):
+def test_points_symmetric_about_a_center_have_it_for_a_mean(problem):
     center = problem.points(1)
     points = 0.8 * center + 0.2 * problem.points(4)
     v = pb.logmap(problem.metric, center.expand_as(points), points, rtol=1e-10)
     points = torch.cat([points, pb.expmap(problem.metric, center.expand_as(points), -v, rtol=1e-10)])
     found = pb.statistics.frechet_mean(problem.metric, points)
-    assert found.converged, found.status
+    assert found.converged, found.message
     torch.testing.assert_close(found.mean, center[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(found.distances, problem.distance(points, center), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found.variance, found.distances.square().mean())
@@ -108,14 +108,14 @@ def test_negative_curvature_and_a_wide_spread_do_not_overshoot():
     v = 5.0 * torch.stack([angle.cos(), angle.sin() / 2**0.5], -1)
     points = pb.expmap(NORMAL.metric, center.expand_as(v), v, rtol=1e-10)
     found = pb.statistics.frechet_mean(NORMAL.metric, points)
-    assert found.converged, found.status
+    assert found.converged, found.message
     torch.testing.assert_close(found.mean, center, rtol=0, atol=1e-6)
     assert found.num_steps < 30
 
 
 def test_start_and_a_single_point():
     z = NORMAL.points(5)
-    first, second = (pb.statistics.frechet_mean(NORMAL.metric, z, start=start) for start in (z[0], z[3]))
+    first, second = (pb.statistics.frechet_mean(NORMAL.metric, z, init_mean=start) for start in (z[0], z[3]))
     torch.testing.assert_close(first.mean, second.mean, rtol=0, atol=1e-6)
     alone = pb.statistics.frechet_mean(NORMAL.metric, z[:1])
     assert alone.converged
@@ -127,17 +127,17 @@ def test_points_that_no_path_reaches_are_named():
     z = NORMAL.points(5)
     broken = z.clone()
     broken[2, 1] = torch.nan
-    found = pb.statistics.frechet_mean(NORMAL.metric, broken, start=z[0])
+    found = pb.statistics.frechet_mean(NORMAL.metric, broken, init_mean=z[0])
     rest = pb.statistics.frechet_mean(NORMAL.metric, z[[0, 1, 3, 4]])
     assert not found.converged
-    assert "1 of 5 paths" in found.status
+    assert "1 of 5 paths" in found.message
     torch.testing.assert_close(found.mean, rest.mean, rtol=0, atol=1e-6)
 
 
 def test_too_few_steps_are_named():
     found = pb.statistics.frechet_mean(NORMAL.metric, NORMAL.points(5), max_steps=2)
     assert not found.converged
-    assert "raise max_steps" in found.status
+    assert "raise max_steps" in found.message
     assert found.num_steps == 2
 
 

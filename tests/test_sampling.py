@@ -33,7 +33,7 @@ class TestUniform:
     def test_heights_on_the_sphere_are_uniform(self, num_steps):
         """Archimedes: the area of a zone of the sphere depends on its height alone. The disc |z| < 1 is the lower half."""
         z = pb.statistics.sample_uniform(
-            spherical_metric(), 2000, bounds=1.5 * UNIT_BOX, num_steps=num_steps, generator=source()
+            spherical_metric(), 2000, bounds=1.5 * UNIT_BOX, num_steps=num_steps, random_state=source()
         )
         height = on_sphere(z)[..., 2]
         lower = height[z.norm(dim=-1) < 1]
@@ -41,7 +41,7 @@ class TestUniform:
         assert kstest(lower.numpy(), "uniform", (-1, 1)).pvalue > 1e-3
 
     def test_is_lebesgue_in_flat_space(self):
-        z = pb.statistics.sample_uniform(linear(2, 3).metric, 2000, bounds=UNIT_BOX, generator=source())
+        z = pb.statistics.sample_uniform(linear(2, 3).metric, 2000, bounds=UNIT_BOX, random_state=source())
         assert z.shape == (2000, 2)
         for x in z.T:
             assert kstest(x.numpy(), "uniform", (-1, 2)).pvalue > 1e-3
@@ -51,7 +51,7 @@ class TestUniform:
         support = pb.Support.fit(torch.randn(200, 2, dtype=DOUBLE))
         bounds = torch.tensor([[-9.0, -9.0], [0.5, 9.0]], dtype=DOUBLE)
         z = pb.statistics.sample_uniform(
-            spherical_metric(), 300, support=support, bounds=bounds, num_steps=num_steps, generator=source()
+            spherical_metric(), 300, support=support, bounds=bounds, num_steps=num_steps, random_state=source()
         )
         assert support.contains(z).all()
         assert (z[:, 0] <= 0.5).all()
@@ -60,20 +60,20 @@ class TestUniform:
         support = pb.Support.fit(torch.randn(100, 2, dtype=DOUBLE))
         far = 20 * torch.rand(20_000, 2, dtype=DOUBLE) - 10
         inside = far[support.contains(far)]
-        z = pb.statistics.sample_uniform(linear(2, 3).metric, 20_000, support=support, generator=source())
+        z = pb.statistics.sample_uniform(linear(2, 3).metric, 20_000, support=support, random_state=source())
         assert (z.amin(0) < inside.amin(0) + 0.3).all()
         assert (z.amax(0) > inside.amax(0) - 0.3).all()
 
     def test_chains_agree_with_rejection(self):
         metric = pb.FisherRaoMetric(lambda z: Normal(z, z.square().sum(-1, keepdim=True) + 0.3))
-        exact = pb.statistics.sample_uniform(metric, 3000, bounds=UNIT_BOX, generator=source())
-        chains = pb.statistics.sample_uniform(metric, 3000, bounds=UNIT_BOX, num_steps=300, generator=source(1))
+        exact = pb.statistics.sample_uniform(metric, 3000, bounds=UNIT_BOX, random_state=source())
+        chains = pb.statistics.sample_uniform(metric, 3000, bounds=UNIT_BOX, num_steps=300, random_state=source(1))
         r, s = exact.norm(dim=-1), chains.norm(dim=-1)
         assert kstest(r.numpy(), s.numpy()).pvalue > 1e-3
 
     def test_a_generator_makes_it_repeatable(self):
         first, second = (
-            pb.statistics.sample_uniform(spherical_metric(), 9, bounds=UNIT_BOX, generator=source()) for _ in "ab"
+            pb.statistics.sample_uniform(spherical_metric(), 9, bounds=UNIT_BOX, random_state=source()) for _ in "ab"
         )
         assert torch.equal(first, second)
 
@@ -92,14 +92,14 @@ class TestUniform:
         needle = pb.FisherRaoMetric(lambda z: Normal(torch.sigmoid(1e7 * z), 1.0))
         box = torch.tensor([[-1.0, -1.0], [1.0, 1.0]], dtype=DOUBLE)
         with pytest.raises(RuntimeError, match="num_steps=500"):
-            pb.statistics.sample_uniform(needle, 50, bounds=box, generator=source())
+            pb.statistics.sample_uniform(needle, 50, bounds=box, random_state=source())
 
 
 class TestBrownianMotion:
     def test_mean_squared_displacement_in_flat_space(self):
         """E |z_t - z_0|² = d t, in the metric of the linear decoder, at all times of the path."""
         metric, z = linear(3, 7).metric, torch.ones(4000, 3, dtype=DOUBLE)
-        path = pb.statistics.brownian_motion(metric, z, time=0.7, num_steps=7, generator=source())
+        path = pb.statistics.brownian_motion(metric, z, time=0.7, num_steps=7, random_state=source())
         assert path.shape == (4000, 8, 3)
         squares = metric.ds2(path[:, :1].expand_as(path), path).mean(0)
         expected = 3 * 0.1 * torch.arange(8, dtype=DOUBLE)
@@ -110,7 +110,7 @@ class TestBrownianMotion:
         """Coordinates are eigenfunctions of the Laplacian with eigenvalue -2: E x_t = exp(-t) x_0."""
         start = torch.tensor([0.3, -0.2], dtype=DOUBLE).expand(3000, 2)
         path = pb.statistics.brownian_motion(
-            spherical_metric(), start, time=0.5, num_steps=25, exponential=exponential, generator=source()
+            spherical_metric(), start, time=0.5, num_steps=25, exponential=exponential, random_state=source()
         )
         mean = on_sphere(path[:, -1]).mean(0)
         expected = np.exp(-0.5) * on_sphere(start[0])
@@ -120,7 +120,7 @@ class TestBrownianMotion:
         """The circle as a line: after long, the angle is uniform whatever the start."""
         circle = pb.EuclideanMetric(lambda z: Normal(torch.cat([z.cos(), z.sin()], -1), 1.0))
         end = pb.statistics.brownian_motion(
-            circle, torch.zeros(2000, 1, dtype=DOUBLE), time=12.0, num_steps=12, generator=source()
+            circle, torch.zeros(2000, 1, dtype=DOUBLE), time=12.0, num_steps=12, random_state=source()
         )
         angle = end[:, -1, 0].remainder(2 * torch.pi)
         assert kstest(angle.numpy(), "uniform", (0, 2 * np.pi)).pvalue > 1e-3
@@ -137,7 +137,7 @@ class TestBrownianMotion:
         jacobian = torch.autograd.functional.jacobian(flux, z)
         drift = 0.5 * torch.einsum("ijj->i", jacobian) / metric.tensor(z).det().sqrt()
         dt, n = 1e-4, 40_000
-        noise = pb.statistics.brownian_motion(metric, z.expand(n, 2), time=dt, num_steps=1, generator=source())
+        noise = pb.statistics.brownian_motion(metric, z.expand(n, 2), time=dt, num_steps=1, random_state=source())
         xi = torch.linalg.solve_triangular(
             torch.linalg.cholesky(metric.tensor(z)).mT,
             torch.randn(n, 2, dtype=DOUBLE, generator=source())[..., None],

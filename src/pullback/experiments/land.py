@@ -195,19 +195,19 @@ def fits(metric: pb.Metric, exact: pb.Metric, paper: pb.Metric, codes: Codes, se
             codes,
             settings,
             1,
-            graph=pb.Lattice.fit(paper, codes.known, num_nodes=settings.num_nodes),
+            init=pb.Lattice.fit(paper, codes.known, num_nodes=settings.num_nodes),
             base_measure="volume",
         ),
-        "volume": _land(metric, codes, settings, 1, graph=init, base_measure="volume"),
+        "volume": _land(metric, codes, settings, 1, init=init, base_measure="volume"),
     }
-    found |= {f"dz {num}": _land(metric, codes, settings, num, graph=init) for num in (1, *settings.mixtures)}
+    found |= {f"dz {num}": _land(metric, codes, settings, num, init=init) for num in (1, *settings.mixtures)}
     near = {
         "max_iter": settings.max_iter_exact,
         "num_points": settings.num_points_exact,
-        "means_init": found["dz 1"].means_,
+        "init_means": found["dz 1"].means_,
     }
     init = pb.Lattice.fit(exact, codes.known, num_nodes=settings.num_nodes)
-    return found | {"dz 1 exact": _land(exact, codes, settings, 1, graph=init, **near)}
+    return found | {"dz 1 exact": _land(exact, codes, settings, 1, init=init, **near)}
 
 
 def _land(metric: pb.Metric, codes: Codes, settings: Settings, num: int, **options: Any) -> LAND:

@@ -142,7 +142,7 @@ def density(
 
     - `model`: a fitted estimator with `score_samples` on two-dimensional codes, such as `pullback.statistics.LAND`. If it has a `metric`, its
       density is one with respect to the Riemannian volume, unless its `base_measure` says dz.
-    - `codes`, `bounds`: what to draw, as in `latent`; codes are not drawn.
+    - `codes`, `bounds`: what to draw, as in `latent`; codes are not drawn. By default the codes that the model was fitted to.
     - `resolution`: evaluations along the longer side. A `LAND` solves for a shortest path from each of its means at each.
     - `masses`: shares of the mass within the picture, one contour each.
     - `lebesgue`: whether to draw the density with respect to dz, which is what a cloud of samples looks like, rather than that
@@ -150,6 +150,7 @@ def density(
     - `style`: passed to `matplotlib.axes.Axes.contour`.
     """
     ax = ax or plt.subplots(layout="compressed")[1]
+    codes = _own_codes(model) if codes is None and bounds is None else codes
     bounds = bounds or extent(codes)
     z = grid(bounds, resolution, torch.zeros(0, dtype=torch.float64) if codes is None else codes)
     logp = evaluate(lambda z: torch.as_tensor(model.score_samples(z)), z).clamp_min(-700)
@@ -160,6 +161,12 @@ def density(
     style = {"colors": "white", "linewidths": 1.2, "linestyles": "solid", **style}
     x, y = z[0, :, 0].cpu().numpy(), z[:, 0, 1].cpu().numpy()
     return ax.contour(x, y, height.numpy(), levels=_mass_levels(height, logp, masses), **style)
+
+
+def _own_codes(model: Any) -> Tensor | None:
+    """The codes that an estimator was fitted to, if it keeps them."""
+    codes = getattr(model, "codes_", None)
+    return None if codes is None else torch.as_tensor(codes)
 
 
 def clusters(

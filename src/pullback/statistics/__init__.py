@@ -2,8 +2,6 @@
 
 from pullback.statistics._clustering import GeodesicKMeans as GeodesicKMeans
 from pullback.statistics._clustering import GeodesicKMedoids as GeodesicKMedoids
-from pullback.statistics._exponential_cloud import LogNormalizer as LogNormalizer
-from pullback.statistics._exponential_cloud import log_normalizer as log_normalizer
 from pullback.statistics._frechet import FrechetMean as FrechetMean
 from pullback.statistics._frechet import frechet_mean as frechet_mean
 from pullback.statistics._land import LAND as LAND

@@ -1,51 +1,63 @@
 r"""Clusters under a metric: k-means with Fréchet means, and k-medoids.
 
-Both assign codes to the nearest centre by the length of the shortest path, so that a cluster follows the data around a bend. In
-k-means the centres are Fréchet means, in k-medoids they are codes. The first solves paths between codes and centres, again and
-again; the triangle inequality tells most of the time that a centre cannot have become the nearest (Elkan 2003). The second
-solves all pairs once.
+Both assign codes to the nearest center by the length of the shortest path, so that a cluster follows the data around a bend. In
+k-means the centers are Fréchet means, in k-medoids they are codes. The first moves all centers together with the paths to their
+codes (`_stars.py`), and solves other paths only where neither the triangle inequality (Elkan 2003) nor the straight line through the
+embedding tells that a center cannot have become the nearest. The second needs all pairs, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
 import torch
-from sklearn.base import ClusterMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
+from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from pullback._metrics.base import Metric
+from pullback._numerics.random import RandomState, as_generator
 from pullback._solvers.base import Solver
-from pullback._starts.graph import Graph
-from pullback.statistics._estimator import Array, Estimator, generator, like
-from pullback.statistics._frechet import frechet_mean
-from pullback.statistics._paths import all_lengths, lengths, solver_for
+from pullback.statistics._estimator import Array, Estimator, like
+from pullback.statistics._means import Balance
+from pullback.statistics._paths import DEFAULT_RTOL, Paths, Starts
+from pullback.statistics._stars import Star, star
 
-RandomState = int | np.random.RandomState | None
+# Newton steps of the centers between two assignments: one leaves a residual of 1e-2, two of 1e-4 (VAE of benchmarks/models.py).
+_STEPS_PER_ROUND = 2
 
 
-class GeodesicKMeans(ClusterMixin, Estimator):
-    r"""k-means with the distance of a metric: minimises :math:`\sum_i \min_j d^2(z_i, \mu_j)` over centres :math:`\mu_j`.
+class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Estimator):
+    r"""k-means with the distance of a metric: minimizes :math:`\sum_i \min_j d^2(z_i, \mu_j)` over centers :math:`\mu_j`.
 
-    Lloyd's iteration: assign every code to its nearest centre, move every centre to the Fréchet mean of its codes, until no code
-    changes its cluster. In flat space it is `sklearn.cluster.KMeans`.
+    Lloyd's iteration: assign every code to its nearest center, move every center towards the Fréchet mean of its codes, until no
+    code changes its cluster and the centers rest. In flat space it is `sklearn.cluster.KMeans`.
 
-    **Arguments:**
+    Args:
+        metric: the geometry; None for flat space.
+        n_clusters: how many.
+        init_centers: ``"k-means++"`` (Arthur and Vassilvitskii 2007) or initial centers ``(n_clusters, d)``.
+        n_init: runs from different initial centers, of which the best is kept.
+        max_iter: rounds of one run.
+        rtol: relative accuracy of the centers, as in `pullback.statistics.frechet_mean`.
+        init: where the search for shortest paths starts, as in `pullback.geodesic`.
+        solver: of shortest paths.
+        random_state: of k-means++.
 
-    - `metric`: the geometry; None for flat space.
-    - `n_clusters`: how many.
-    - `init`: ``"k-means++"`` (Arthur and Vassilvitskii 2007) or initial centres ``(n_clusters, d)``.
-    - `n_init`: runs from different initial centres, of which the best is kept.
-    - `max_iter`: rounds of one run.
-    - `tol`: relative accuracy of the centres, as in `pullback.statistics.frechet_mean`.
-    - `graph`: where the search for shortest paths starts, as `init` in `pullback.geodesic`.
-    - `solver`: of shortest paths; by default one as accurate as `tol`.
-    - `random_state`: of k-means++.
+    Attributes:
+        cluster_centers_: ``(n_clusters, d)``.
+        labels_: the cluster of each code, ``(n,)``.
+        inertia_: the sum above.
+        n_iter_: rounds of the best run.
+        converged_: whether that came to rest within `max_iter` rounds.
 
-    **Attributes:** `cluster_centers_` ``(n_clusters, d)``, `labels_` ``(n,)``, `inertia_` (the sum above), `n_iter_`.
+    Example:
+        >>> import torch, pullback as pb
+        >>> z = torch.tensor([[0.0], [0.1], [5.0], [5.1]], dtype=torch.float64)
+        >>> pb.statistics.GeodesicKMeans(n_clusters=2, random_state=0).fit(z).cluster_centers_.sort(0).values
+        tensor([[0.0500],
+                [5.0500]], dtype=torch.float64)
     """
 
     def __init__(
@@ -53,21 +65,21 @@ class GeodesicKMeans(ClusterMixin, Estimator):
         metric: Metric | None = None,
         n_clusters: int = 8,
         *,
-        init: str | Array = "k-means++",
+        init_centers: str | Array = "k-means++",
         n_init: int = 1,
         max_iter: int = 100,
-        tol: float = 1e-3,
-        graph: Graph | None = None,
+        rtol: float = DEFAULT_RTOL,
+        init: Starts = None,
         solver: Solver | None = None,
         random_state: RandomState = None,
     ):
         self.metric = metric
         self.n_clusters = n_clusters
-        self.init = init
+        self.init_centers = init_centers
         self.n_init = n_init
         self.max_iter = max_iter
-        self.tol = tol
-        self.graph = graph
+        self.rtol = rtol
+        self.init = init
         self.solver = solver
         self.random_state = random_state
 
@@ -75,78 +87,72 @@ class GeodesicKMeans(ClusterMixin, Estimator):
         """Finds the clusters of codes ``(n, d)``."""
         codes = self._codes(X, reset=True)
         _check_count(self.n_clusters, codes)
-        source = generator(self.random_state, codes)
-        fixed = not isinstance(self.init, str)
-        runs = [self._run(codes, self._first(codes, source)) for _ in range(1 if fixed else self.n_init)]
+        source = as_generator(self.random_state, codes.device)
+        fixed = not isinstance(self.init_centers, str)
+        runs = [self._run(codes, source) for _ in range(1 if fixed else self.n_init)]
         best = min(runs, key=lambda run: run.inertia)
         self.cluster_centers_ = like(best.centers, X)
         self.labels_ = like(best.labels, X)
-        self.inertia_ = best.inertia
-        self.n_iter_ = best.num_rounds
+        self.inertia_, self.n_iter_, self.converged_ = best.inertia, best.num_rounds, best.converged
         return self
 
     def predict(self, X: Any) -> Any:
-        """The nearest centre of each code, ``(n,)``."""
+        """The nearest center of each code, ``(n,)``."""
         codes = self._codes(X)
-        return like(self._distances(codes, torch.as_tensor(self.cluster_centers_).to(codes)).argmin(1), X)
+        centers, paths = torch.as_tensor(self.cluster_centers_).to(codes), self._paths()
+        return like(_assign(paths, codes, centers, paths.lower_bounds(codes, centers))[0], X)
 
-    def _first(self, codes: Tensor, source: torch.Generator) -> Tensor:
-        if not isinstance(self.init, str):
-            centers = torch.as_tensor(self.init).to(codes)
-            if centers.shape != (self.n_clusters, codes.shape[1]):
-                raise ValueError(
-                    f"init must be {self.n_clusters} centres of {codes.shape[1]} dimensions; got {tuple(centers.shape)}."
-                )
-            return centers
-        if self.init != "k-means++":
-            raise ValueError(f'init must be "k-means++" or an array of centres; got {self.init!r}.')
-        return plus_plus(codes, self.n_clusters, source, self._distances)
+    def transform(self, X: Any) -> Any:
+        """The distances of codes to all centers, ``(n, n_clusters)``."""
+        codes = self._codes(X)
+        return like(self._paths().matrix(codes, torch.as_tensor(self.cluster_centers_).to(codes)), X)
 
-    def _run(self, codes: Tensor, centers: Tensor) -> _Run:
-        lower = self._distances(codes, centers)
-        labels, num_rounds = lower.argmin(1), 0
-        while num_rounds < self.max_iter:
-            num_rounds += 1
-            moved, own = self._means(codes, centers, labels)
-            # no distance has fallen by more than its centre has moved; that to a code's own centre is known
-            lower = (lower - self._lengths(centers, moved)).clamp_min(0)
-            lower[torch.arange(len(codes)), labels] = own
-            i, j = (lower < own[:, None]).nonzero(as_tuple=True)
-            lower[i, j] = self._lengths(codes[i], moved[j])
-            before, centers, labels = labels, moved, lower.argmin(1)
-            if bool((labels == before).all()):
-                break
-        return _Run(centers, labels, lower.amin(1).square().sum().item(), num_rounds)
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.cluster_centers_)
 
-    def _means(self, codes: Tensor, centers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The means of the clusters, and the distance of each code to that of its own."""
-        moved, own = centers.clone(), torch.full_like(codes[:, 0], torch.inf)
-        for j in labels.unique().tolist():
-            members = labels == j
-            found = frechet_mean(
-                self._metric(),
-                codes[members],
-                start=centers[j],
-                solver=self.solver,
-                init=self.graph,
-                rtol=self.tol,
+    def _first(self, codes: Tensor, source: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Initial centers, and lower bounds of all distances to them."""
+        if isinstance(self.init_centers, str):
+            if self.init_centers != "k-means++":
+                raise ValueError(f'init_centers must be "k-means++" or an array of centers; got {self.init_centers!r}.')
+            return plus_plus(self._paths(), codes, self.n_clusters, source)
+        centers = torch.as_tensor(self.init_centers).to(codes)
+        if centers.shape != (self.n_clusters, codes.shape[1]):
+            raise ValueError(
+                f"init_centers must be {self.n_clusters} centers of {codes.shape[1]} dimensions; got "
+                f"{tuple(centers.shape)}."
             )
-            moved[j], own[members] = found.mean, found.distances.nan_to_num(torch.inf)
-        for j in sorted(
-            set(range(self.n_clusters)) - set(labels.tolist())
-        ):  # an empty one goes where it is needed most
-            worst = own.argmax()
-            moved[j], own[worst], labels[worst] = codes[worst], 0.0, j
-        return moved, own
+        return centers, self._paths().lower_bounds(codes, centers)
 
-    def _lengths(self, a: Tensor, b: Tensor) -> Tensor:
-        return lengths(self._metric(), a, b, solver=self.solver or solver_for(self.tol), init=self.graph)
+    def _run(self, codes: Tensor, source: torch.Generator) -> _Run:
+        """Lloyd's iteration, with the paths to the centers carried along."""
+        paths = self._paths()
+        centers, lower = self._first(codes, source)
+        labels, lower = _assign(paths, codes, centers, lower)
+        rays, rows = star(paths, centers[labels], codes), torch.arange(len(codes), device=codes.device)
+        for num_rounds in range(1, self.max_iter + 1):
+            labels, centers, rays = _fill(paths, codes, labels, centers, rays, lower)
+            found = Balance.of(paths, rays, labels, torch.ones_like(codes[:, 0]), centers)
+            found.descend(self.rtol, 1 + _STEPS_PER_ROUND)
+            own = found.expansion.energy.clamp_min(0).sqrt().nan_to_num(torch.inf)
+            # no distance has fallen by more than its center has moved; that to a code's own center is known
+            lower = (lower - paths.distances(centers, found.centers)).clamp_min(0)
+            lower[rows, labels] = own
+            centers, rays = found.centers, found.star
+            lower = torch.maximum(lower, torch.where(lower < own[:, None], paths.lower_bounds(codes, centers), 0))
+            lower[rows, labels] = own
+            new, lower = _assign(paths, codes, centers, lower, labels)
+            changed = (new != labels).nonzero()[:, 0]
+            labels = new
+            if not len(changed) and found.rests(self.rtol):
+                return _Run(centers, labels, own.square().sum().item(), num_rounds, True)
+            if len(changed):
+                rays = rays.replaced(changed, star(paths, centers[labels[changed]], codes[changed]))
+        return _Run(centers, labels, lower[rows, labels].square().sum().item(), self.max_iter, False)
 
-    def _distances(self, codes: Tensor, centers: Tensor) -> Tensor:
-        return all_lengths(self._metric(), codes, centers, solver=self.solver or solver_for(self.tol), init=self.graph)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Run:
     """What one run of Lloyd's iteration found."""
 
@@ -154,26 +160,37 @@ class _Run:
     labels: Tensor
     inertia: float
     num_rounds: int
+    converged: bool
 
 
 class GeodesicKMedoids(ClusterMixin, Estimator):
     r"""k-medoids with the distance of a metric: the k codes with the least :math:`\sum_i \min_j d(z_i, m_j)`.
 
-    The centres are codes, so nothing but distances is needed, and a few outlying codes hardly matter, as distances are not
+    The centers are codes, so nothing but distances is needed, and a few outlying codes hardly matter, as distances are not
     squared. Starts greedily and swaps a medoid for another code as long as that helps (PAM: Kaufman and Rousseeuw 1990; all
     swaps at once as in Schubert and Rousseeuw 2021), so no single swap improves the result. All pairs of codes are solved: for
     a few hundred codes.
 
-    **Arguments:**
+    Args:
+        metric: the geometry; None for flat space.
+        n_clusters: how many.
+        max_iter: swaps at most.
+        init: where the search for shortest paths starts, as in `pullback.geodesic`.
+        solver: of shortest paths.
 
-    - `metric`: the geometry; None for flat space.
-    - `n_clusters`: how many.
-    - `max_iter`: swaps at most.
-    - `graph`: where the search for shortest paths starts, as `init` in `pullback.geodesic`.
-    - `solver`: of shortest paths.
+    Attributes:
+        cluster_centers_: ``(n_clusters, d)``; None if only distances were given.
+        medoid_indices_: which codes they are.
+        labels_: the cluster of each code, ``(n,)``.
+        inertia_: the sum above.
+        n_iter_: the number of swaps.
+        converged_: whether no further swap helps.
 
-    **Attributes:** `cluster_centers_` ``(n_clusters, d)``, `medoid_indices_` (which codes they are), `labels_` ``(n,)``, `inertia_` (the
-    sum above), `n_iter_`.
+    Example:
+        >>> import torch, pullback as pb
+        >>> D = torch.tensor([[0.0, 1.0, 9.0], [1.0, 0.0, 9.0], [9.0, 9.0, 0.0]])
+        >>> pb.statistics.GeodesicKMedoids(n_clusters=2).fit(None, distances=D).labels_
+        tensor([0, 0, 1])
     """
 
     def __init__(
@@ -182,57 +199,93 @@ class GeodesicKMedoids(ClusterMixin, Estimator):
         n_clusters: int = 8,
         *,
         max_iter: int = 300,
-        graph: Graph | None = None,
+        init: Starts = None,
         solver: Solver | None = None,
     ):
         self.metric = metric
         self.n_clusters = n_clusters
         self.max_iter = max_iter
-        self.graph = graph
+        self.init = init
         self.solver = solver
 
     def fit(self, X: Any, y: Any = None, *, distances: Array | None = None) -> Self:
-        """Finds the clusters of codes ``(n, d)``. Their matrix of distances ``(n, n)``, if known, need not be computed again."""
-        codes = self._codes(X, reset=True)
-        _check_count(self.n_clusters, codes)
-        D = self._matrix(codes) if distances is None else _square(distances, codes)
-        medoids, self.n_iter_ = _swaps(D, _greedy(D, self.n_clusters), self.max_iter)
-        self.medoid_indices_ = like(medoids, X)
-        self.cluster_centers_ = like(codes[medoids], X)
-        self.labels_ = like(D[:, medoids].argmin(1), X)
+        """Finds the clusters of codes ``(n, d)``. Their distances ``(n, n)``, if known, are enough: ``fit(None, distances=D)``."""
+        kind = distances if X is None else X
+        codes = None if X is None and distances is not None else self._codes(X, reset=True)
+        D = self._paths().matrix(codes) if distances is None and codes is not None else _square(distances, codes)
+        _check_count(self.n_clusters, D)
+        medoids, self.n_iter_ = swap_medoids(D, greedy_medoids(D, self.n_clusters), self.max_iter)
+        self.medoid_indices_ = like(medoids, kind)
+        self.cluster_centers_ = None if codes is None else like(codes[medoids], X)
+        self.labels_ = like(D[:, medoids].argmin(1), kind)
         self.inertia_ = D[:, medoids].amin(1).sum().item()
+        self.converged_ = self.n_iter_ < self.max_iter
         return self
 
     def predict(self, X: Any) -> Any:
         """The nearest medoid of each code, ``(n,)``."""
         codes = self._codes(X)
-        medoids = torch.as_tensor(self.cluster_centers_).to(codes)
-        return like(all_lengths(self._metric(), codes, medoids, solver=self.solver, init=self.graph).argmin(1), X)
-
-    def _matrix(self, codes: Tensor) -> Tensor:
-        """All distances, each pair solved once."""
-        i, j = torch.triu_indices(len(codes), len(codes), 1, device=codes.device)
-        D = codes.new_zeros(len(codes), len(codes))
-        D[i, j] = lengths(self._metric(), codes[i], codes[j], solver=self.solver, init=self.graph)
-        return D + D.mT
+        if self.cluster_centers_ is None:
+            raise NotFittedError("Only distances were given to fit, so medoids have no codes: fit(codes, distances=D).")
+        paths, medoids = self._paths(), torch.as_tensor(self.cluster_centers_).to(codes)
+        return like(_assign(paths, codes, medoids, paths.lower_bounds(codes, medoids))[0], X)
 
 
-def plus_plus(
-    codes: Tensor, num: int, source: torch.Generator, distances: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
-    """k-means++: each further centre is a code drawn with probability proportional to its squared distance to the nearest."""
+def plus_plus(paths: Paths, codes: Tensor, num: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+    """k-means++: each further center is a code drawn with probability proportional to its squared distance to the nearest.
+
+    Returns the centers and lower bounds ``(n, num)`` of the distances to them. Paths are solved only to codes for which the new
+    center may be the nearest.
+    """
     chosen = torch.randint(len(codes), (1,), generator=source, device=codes.device)
-    nearest = distances(codes, codes[chosen])[:, 0]
-    while len(chosen) < num:
-        odds = nearest.nan_to_num(0.0, 0.0).square()
+    nearest, bounds = torch.full_like(codes[:, 0], torch.inf), []
+    while True:
+        center = codes[chosen[-1:]]
+        bounds.append(paths.lower_bounds(codes, center)[:, 0])
+        near = (bounds[-1] < nearest).nonzero()[:, 0]
+        bounds[-1][near] = paths.distances(codes[near], center.expand(len(near), -1))
+        nearest = torch.minimum(nearest, bounds[-1])
+        if len(bounds) == num:
+            return codes[chosen], torch.stack(bounds, 1)
+        odds = nearest.nan_to_num(0.0, 0.0, 0.0).square()
         odds = odds if odds.sum() > 0 else torch.ones_like(odds)
         chosen = torch.cat([chosen, torch.multinomial(odds, 1, generator=source)])
-        nearest = torch.minimum(nearest, distances(codes, codes[chosen[-1:]])[:, 0])
-    return codes[chosen]
 
 
-def _greedy(D: Tensor, num: int) -> Tensor:
-    """Medoids one by one, each the code that lowers the sum of distances most."""
+def _assign(
+    paths: Paths, codes: Tensor, centers: Tensor, lower: Tensor, labels: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The nearest center of each code, and lower bounds that are distances where these were needed.
+
+    If labels are given, the bounds there are distances already.
+    """
+    rows, lower = torch.arange(len(codes), device=codes.device), lower.clone()
+    if labels is None:
+        labels = lower.argmin(1)
+        lower[rows, labels] = paths.distances(codes, centers[labels])
+    i, j = (lower < lower[rows, labels][:, None]).nonzero(as_tuple=True)
+    lower[i, j] = paths.distances(codes[i], centers[j])
+    best = lower.argmin(1)
+    # a tie is no reason to change
+    return torch.where(lower[rows, best] < lower[rows, labels], best, labels), lower
+
+
+def _fill(
+    paths: Paths, codes: Tensor, labels: Tensor, centers: Tensor, rays: Star, lower: Tensor
+) -> tuple[Tensor, Tensor, Star]:
+    """Gives an empty cluster the code that is farthest from its center."""
+    rows = torch.arange(len(codes), device=codes.device)
+    own = lower[rows, labels].clone()
+    for j in sorted(set(range(len(centers))) - set(labels.tolist())):
+        worst = own.argmax()[None]
+        labels, centers = labels.clone(), centers.clone()
+        labels[worst], centers[j], own[worst], lower[worst, j] = j, codes[worst[0]], 0.0, 0.0
+        rays = rays.replaced(worst, star(paths, codes[worst], codes[worst]))
+    return labels, centers, rays
+
+
+def greedy_medoids(D: Tensor, num: int) -> Tensor:
+    """Medoids one by one, each the code that lowers the sum of distances ``D (n, n)`` most."""
     chosen, nearest = [], torch.full_like(D[0], torch.inf)
     for _ in range(num):
         totals = torch.minimum(D, nearest[:, None]).sum(0)
@@ -242,7 +295,7 @@ def _greedy(D: Tensor, num: int) -> Tensor:
     return torch.tensor(chosen, device=D.device)
 
 
-def _swaps(D: Tensor, medoids: Tensor, max_iter: int) -> tuple[Tensor, int]:
+def swap_medoids(D: Tensor, medoids: Tensor, max_iter: int) -> tuple[Tensor, int]:
     """Swaps the pair of medoid and code that lowers the sum most, until none does; the number of swaps."""
     medoids, num_swaps = medoids.clone(), 0
     while num_swaps < max_iter:
@@ -259,22 +312,24 @@ def _changes(D: Tensor, medoids: Tensor) -> Tensor:
     """How much the sum changes, ``(k, n)``, if a code takes the place of a medoid."""
     to_medoids = torch.cat([D[:, medoids], torch.full_like(D[:, :1], torch.inf)], 1)
     (nearest, second), label = to_medoids.sort(1).values[:, :2].unbind(1), to_medoids.argmin(1)
-    gain = (D - nearest[:, None]).clamp_max(0)  # a code moves to the new medoid
-    loss = torch.minimum(D, second[:, None]) - nearest[:, None] - gain  # or has lost its own, and takes the next best
+    # a code moves to the new medoid, or has lost its own and takes the next best
+    gain = (D - nearest[:, None]).clamp_max(0)
+    loss = torch.minimum(D, second[:, None]) - nearest[:, None] - gain
     return gain.sum(0) + torch.nn.functional.one_hot(label, len(medoids)).to(D).mT @ loss
 
 
 def _check_count(n_clusters: int, codes: Tensor) -> None:
     if not 1 <= n_clusters <= len(codes):
         raise ValueError(
-            f"n_samples={len(codes)} should be >= n_clusters={n_clusters}, and that at least 1: ask for fewer clusters, or encode more data."
+            f"n_samples={len(codes)} should be >= n_clusters={n_clusters}, and that at least 1: ask for fewer clusters, or "
+            "encode more data."
         )
 
 
-def _square(distances: Array, codes: Tensor) -> Tensor:
-    D = torch.as_tensor(distances).to(codes)
-    if D.shape != (len(codes), len(codes)):
-        raise ValueError(
-            f"distances must have shape ({len(codes)}, {len(codes)}), one row a code; got {tuple(D.shape)}."
-        )
+def _square(distances: Array | None, codes: Tensor | None) -> Tensor:
+    D = torch.as_tensor(distances)
+    D = D if codes is None else D.to(codes)
+    num = len(D) if codes is None else len(codes)
+    if D.shape != (num, num):
+        raise ValueError(f"distances must have shape ({num}, {num}), one row per code; got {tuple(D.shape)}.")
     return D

@@ -23,7 +23,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from pullback._metrics.base import Metric
-from pullback.statistics._paths import Flat
+from pullback.statistics._paths import DEFAULT_RTOL, Flat, Paths
 
 Array = np.ndarray | Tensor
 _PLAIN = (bool, int, float, str, type(None))
@@ -84,8 +84,11 @@ class Estimator(BaseEstimator, abc.ABC):
             setattr(estimator, name, np.array(value, dtype=object) if isinstance(value, list) else value)
         return estimator
 
-    def _metric(self) -> Metric:
-        return Flat() if self.metric is None else self.metric
+    def _paths(self, rtol: float | None = None) -> Paths:
+        """How paths are found, by the parameters `metric`, `init`, `solver` and `rtol`."""
+        rtol = getattr(self, "rtol", DEFAULT_RTOL) if rtol is None else rtol
+        metric = Flat() if self.metric is None else self.metric
+        return Paths(metric, getattr(self, "init", None), getattr(self, "solver", None), rtol)
 
     def _codes(self, X: Any, *, reset: bool = False, **checks: Any) -> Tensor:
         """Checks codes ``(n, d)`` as scikit-learn does, and returns them as a tensor; `reset` when fitting.
@@ -109,18 +112,6 @@ def owned(values: Any) -> Tensor:
 def like(value: Tensor, X: Any) -> Any:
     """A result as the caller's kind of array: a tensor for tensors, else NumPy."""
     return value if isinstance(X, Tensor) else value.detach().cpu().numpy()
-
-
-def generator(random_state: int | np.random.RandomState | None, like: Tensor) -> torch.Generator:
-    """torch's source of random numbers from scikit-learn's `random_state`: a seed, a `RandomState`, or None for any."""
-    source = torch.Generator(device=like.device)
-    if random_state is None:
-        source.seed()
-    elif isinstance(random_state, np.random.RandomState):
-        source.manual_seed(int(random_state.randint(2**31)))
-    else:
-        source.manual_seed(int(random_state))
-    return source
 
 
 def _is_numeric(value: Any) -> bool:

@@ -5,8 +5,9 @@ density is
 
 .. math:: p(z) = \frac{1}{C(\mu, \Gamma)} \exp\bigl(-\tfrac12\, \mathrm{Log}_\mu(z)^\top\, \Gamma\, \mathrm{Log}_\mu(z)\bigr) ,
 
-a Gaussian in the distances of the metric, with respect to one of two base measures: the Riemannian volume :math:`\sqrt{\det M(z)}\, dz`, as in
-these papers, or dz. How it is normalised is told in `normalisation.py`, how it is fitted in `land_fit.py`.
+a Gaussian in the distances of the metric, with respect to one of two base measures: dz, or the Riemannian volume
+:math:`\sqrt{\det M(z)}\, dz` as in these papers. How it is normalized is told in `_normalization.py`, how it is fitted in
+`_land_fit.py`.
 """
 
 from __future__ import annotations
@@ -19,16 +20,15 @@ import numpy as np
 import torch
 from sklearn.base import DensityMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pullback._metrics.base import Metric
+from pullback._numerics.random import RandomState, as_generator
 from pullback._solvers.base import Solver
-from pullback._starts.graph import Graph
-from pullback.statistics._charts import Atlas
-from pullback.statistics._estimator import Array, Estimator, generator, like
-from pullback.statistics._land_fit import Component, Fit, Problem, first_means, fit, nearest
+from pullback._solvers.gauss_newton import GaussNewton
+from pullback.statistics._estimator import Array, Estimator, like
+from pullback.statistics._land_fit import Component, Fit, Problem, View, first_means, fit, nearest
 from pullback.statistics._normalization import (
     BaseMeasure,
     Cloud,
@@ -36,16 +36,20 @@ from pullback.statistics._normalization import (
     Proposal,
     importance_sample,
     log_base,
-    log_volume,
     quadratic,
 )
-from pullback.statistics._paths import Flat
-from pullback.statistics._surrogate import Known, log_normalizer
+from pullback.statistics._paths import Paths, Starts
+from pullback.statistics._surrogate import KnownRadii, log_normalizer
 
-_TOO_MANY_FAILED = 0.1
-_TOO_UNCERTAIN = 0.1  # standard error of log C
-_FINAL = 2  # times as many points in each batch for the final normalisation constants
-_FRESH = 10_000  # between the seeds of the two samples
+# Paths of three digits are enough for a density, and most of the time goes into them.
+_COARSE = GaussNewton(rtol=1e-3, min_segments=8, max_segments=32, max_steps=8)
+# Share of paths that may fail, and standard error of log C, before a warning says so.
+_TOO_MANY_FAILED, _TOO_UNCERTAIN = 0.1, 0.1
+# Times as many points in each batch for the final normalization constants.
+_FINAL = 2
+# Between the seeds of different samples.
+_FRESH = 10_000
+# Points that stand for where the density has its mass.
 _NUM_KERNELS = 512
 
 
@@ -53,36 +57,48 @@ class LAND(DensityMixin, Estimator):
     r"""A mixture of locally adaptive normal distributions :math:`p(z) = \sum_k w_k\, p(z; \mu_k, \Gamma_k)`.
 
     With ``metric=None`` it is a Gaussian mixture. Otherwise its level sets follow the shortest paths, and so the data, if the metric
-    knows where they are (`pullback.Extrapolated`).
+    knows where they are (`pullback.Extrapolated`, `pullback.WithPrior`).
 
-    **Arguments:**
+    Args:
+        metric: the geometry; None for flat space.
+        n_components: how many components.
+        base_measure: what the components are densities with respect to. ``"lebesgue"``, dz: a density of codes like that of any
+            other tool, which predicts held-out codes best. It needs distances that grow without end: where a decoder becomes
+            constant away from the data (`pullback.Reweighted`), the integral over dz is infinite. ``"volume"``, the Riemannian
+            volume :math:`\sqrt{\det M}\, dz`: a property of the geometry, the same in whatever coordinates. The walls that
+            `pullback.Extrapolated` puts around the data have a large volume, and get much of the mass.
+        tol: the fit stops when the mean log-likelihood of a code rises by less.
+        max_iter: steps of the fit, at most.
+        num_points: points that the normalization constants are estimated with while fitting, by default 512, or 64 d; up to eight
+            times as many in the end, until their standard error is below 0.005.
+        reg_covar: added to the diagonal of the second moments of the logarithms.
+        init_means: means ``(K, d)`` to start from, those of a fit under a cheaper metric for instance; None for geodesic
+            k-medoids.
+        init: where the search for shortest paths starts: a `Lattice` or `CodeGraph`. By default one over the codes is made, a
+            lattice in up to three dimensions.
+        solver: of shortest paths. The default, coarser than that of `pullback.geodesic`, aims at three digits.
+        random_state: of the initial means, of the points above, and of `sample`.
+        verbose: whether to show a progress bar.
 
-    - `metric`: the geometry; None for flat space.
-    - `n_components`: how many components.
-    - `base_measure`: what the components are densities with respect to. ``"volume"``, the Riemannian volume :math:`\sqrt{\det M}\, dz`: a
-      property of the geometry, the same in whatever coordinates. ``"lebesgue"``, dz: a density of codes like that of any other tool,
-      whose shape depends on the coordinates. The walls that `pullback.Extrapolated` puts around the data have a large volume, so that
-      the first gives them much of its mass; the second gives it to where the codes are. But it needs distances that grow without end:
-      where a decoder becomes constant away from the data (`pullback.Reweighted`), the integral over dz is infinite.
-    - `tol`: the fit stops when the mean log-likelihood of a code rises by less.
-    - `max_iter`: steps of the fit, at most.
-    - `num_points`: points that the normalisation constants are estimated with while fitting; up to eight times as many in the end,
-      until their standard error is below 0.005.
-    - `reg_covar`: added to the diagonal of the second moments of the logarithms.
-    - `means_init`: means ``(K, d)`` to start from, those of a fit under a cheaper metric for instance; None for geodesic k-medoids.
-    - `graph`: where the search for shortest paths starts: a `Lattice` or `CodeGraph`. By default one over the codes is made, a lattice
-      in up to three dimensions.
-    - `solver`: of shortest paths. The default, much coarser than that of `pullback.geodesic`, aims at three digits.
-    - `random_state`: of the initial means, of the points above, and of `sample`.
-    - `verbose`: whether to show a progress bar.
+    Attributes:
+        weights_: ``(K,)``.
+        means_: ``(K, d)``.
+        precisions_: :math:`\Gamma_k`, ``(K, d, d)``, in the coordinates of the tangents at the means; `covariances_` are their
+            inverses.
+        log_normalizers_: :math:`\log C(\mu_k, \Gamma_k)`, ``(K,)``.
+        log_normalizer_se_: their standard errors.
+        codes_: those fitted to, ``(n, d)``.
+        points_: where the density has its mass, ``(m, d)``; `sample` starts from them.
+        lower_bound_: mean log-likelihood of the codes with respect to the base measure.
+        n_iter_: steps taken.
+        converged_: whether the likelihood rose by less than `tol` in the end.
 
-    **Attributes** after `fit`:
-
-    - `weights_` ``(K,)``, `means_` ``(K, d)``, `precisions_` and `covariances_` ``(K, d, d)``: precisions :math:`\Gamma_k` and their inverses, in
-      the coordinates of the tangents at the means.
-    - `log_normalizers_` ``(K,)``: :math:`\log C(\mu_k, \Gamma_k)`, and `log_normalizer_se_`, their standard errors.
-    - `points_` ``(m, d)``: where the density has its mass; `sample` starts from them.
-    - `lower_bound_`: mean log-likelihood of the codes with respect to the base measure; `n_iter_`, `converged_`.
+    Example:
+        >>> import torch, pullback as pb
+        >>> z = torch.randn(100, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        >>> land = pb.statistics.LAND(random_state=0).fit(z)  # flat space: the Gaussian of greatest likelihood
+        >>> bool((land.means_[0] - z.mean(0)).norm() < 0.01)
+        True
     """
 
     def __init__(
@@ -90,15 +106,15 @@ class LAND(DensityMixin, Estimator):
         metric: Metric | None = None,
         n_components: int = 1,
         *,
-        base_measure: BaseMeasure = "volume",
+        base_measure: BaseMeasure = "lebesgue",
         tol: float = 1e-3,
         max_iter: int = 30,
-        num_points: int = 512,
+        num_points: int | None = None,
         reg_covar: float = 1e-6,
-        means_init: Array | None = None,
-        graph: Graph | None = None,
+        init_means: Array | None = None,
+        init: Starts = None,
         solver: Solver | None = None,
-        random_state: int | np.random.RandomState | None = None,
+        random_state: RandomState = None,
         verbose: bool = False,
     ):
         self.metric = metric
@@ -108,40 +124,52 @@ class LAND(DensityMixin, Estimator):
         self.max_iter = max_iter
         self.num_points = num_points
         self.reg_covar = reg_covar
-        self.means_init = means_init
-        self.graph = graph
+        self.init_means = init_means
+        self.init = init
         self.solver = solver
         self.random_state = random_state
         self.verbose = verbose
 
     def fit(self, X: Array, y: Any = None) -> Self:
-        """Fits the mixture to codes ``(n, d)`` by expectation maximisation."""
-        codes = self._codes(X, reset=True, ensure_min_samples=2).double()
+        """Fits the mixture to codes ``(n, d)`` by expectation maximization."""
+        given = self._codes(X, reset=True, ensure_min_samples=2)
+        codes = given.double()
         if not 1 <= self.n_components <= len(codes):
             raise ValueError(
                 f"n_components is {self.n_components}; with {len(codes)} codes choose from 1 to that many."
             )
         if self.base_measure not in get_args(BaseMeasure):
             raise ValueError(f"base_measure is {self.base_measure!r}; choose 'volume' or 'lebesgue'.")
-        random = check_random_state(self.random_state)
-        seed = int(random.randint(2**20))
+        source = as_generator(self.random_state, codes.device)
+        seed = int(torch.randint(2**20, (1,), generator=source, device=codes.device))
+        num = max(512, 64 * codes.shape[1]) if self.num_points is None else self.num_points
+        self.codes_ = like(given.clone(), X)
         with torch.no_grad():
-            atlas = Atlas.of(self._metric(), codes, self.graph, self.solver)
-            means = self._first_means(atlas, codes, random)
-            groups = [codes[chosen > 0] for chosen in nearest(atlas, codes, means).unbind(1)]
-            sample = importance_sample(self._log_base, groups, self.num_points, seed)
-            problem = Problem(atlas, codes, sample, self.reg_covar)
+            paths = self._known_paths(refresh=True)
+            means = self._first_means(paths, codes, source)
+            groups = [codes[chosen > 0] for chosen in nearest(paths, codes, means).unbind(1)]
+            sample = importance_sample(functools.partial(log_base, paths, self.base_measure), groups, num, seed)
+            problem = Problem(paths, codes, sample, self.reg_covar)
             found = fit(problem, means, tol=self.tol, max_iter=self.max_iter, verbose=self.verbose)
-            self._atlas = atlas
-            self._finish(problem, found, seed + _FRESH, X)
+            self._finish(problem, found, _FINAL * num, seed + _FRESH, X)
         _warn(found, self.max_iter)
         _warn_of_noise(float(self.log_normalizer_se_.max()), self.base_measure)
         return self
 
-    def score_samples(self, X: Array, *, lebesgue: bool | None = None) -> Any:
-        r"""Log-densities ``(n,)`` with respect to `base_measure`; with ``lebesgue=True`` to dz, with False to the Riemannian volume.
+    def _known_paths(self, refresh: bool = False) -> Paths:
+        """How paths are found: with a graph over the codes, in the precision of the codes."""
+        if refresh or not hasattr(self, "_cached_paths"):
+            codes = torch.as_tensor(self.codes_)
+            paths = self._paths()
+            solver = _COARSE if self.solver is None else self.solver
+            paths = Paths(paths.metric, self.init, solver, dtype=codes.dtype).on(codes)
+            self._cached_paths = paths
+        return self._cached_paths
 
-        The first is the second plus :math:`\tfrac12 \log\det M`, whichever of the two the components are normalised by.
+    def score_samples(self, X: Array, *, lebesgue: bool | None = None) -> Any:
+        r"""Log-densities ``(n,)`` with respect to `base_measure`; with ``lebesgue=True`` to dz, with False to the volume.
+
+        The first is the second plus :math:`\tfrac12 \log\det M`, whichever of the two the components are normalized by.
         """
         z = self._codes(X)
         own = self.base_measure == "lebesgue"
@@ -150,7 +178,8 @@ class LAND(DensityMixin, Estimator):
             if own or lebesgue:
                 value = value + self._log_base(z.double())
             if own and lebesgue is False:
-                value = torch.where(value == -torch.inf, value, value - log_volume(self._metric(), z.double()))
+                volume = self._known_paths().log_volume(z.double())
+                value = torch.where(value == -torch.inf, value, value - volume)
         return like(value.to(z.dtype), X)
 
     def score(self, X: Array, y: Any = None) -> float:
@@ -172,25 +201,24 @@ class LAND(DensityMixin, Estimator):
         check_is_fitted(self)
         if n_samples < 1:
             raise ValueError(f"n_samples is {n_samples}; ask for at least one.")
-        source = generator(self.random_state, torch.empty(0))
+        source = as_generator(self.random_state)
         z, joint = self._rejected(n_samples, source)
         label = torch.multinomial(joint.softmax(1), 1, generator=source)[:, 0]
         return like(z, self.means_), like(label, self.means_)
 
-    def _first_means(self, atlas: Atlas, codes: Tensor, random: np.random.RandomState) -> Tensor:
-        if self.means_init is None:
-            return first_means(atlas, codes, self.n_components, random)
-        means, shape = torch.as_tensor(self.means_init).to(codes), (self.n_components, codes.shape[1])
+    def _first_means(self, paths: Paths, codes: Tensor, source: torch.Generator) -> Tensor:
+        if self.init_means is None:
+            return first_means(paths, codes, self.n_components, source)
+        means, shape = torch.as_tensor(self.init_means).to(codes), (self.n_components, codes.shape[1])
         if means.shape != shape:
-            raise ValueError(f"means_init has shape {tuple(means.shape)}; give one mean a component, {shape}.")
+            raise ValueError(f"init_means has shape {tuple(means.shape)}; give one mean per component, {shape}.")
         return means
 
-    def _finish(self, problem: Problem, found: Fit, seed: int, X: Array) -> None:
-        """Sets the attributes; the normalisation constants are computed once more, with new points, where the mass is."""
-        known = _where_the_mass_is(problem, found, self._log_base, seed)
-        num, totals = _FINAL * self.num_points, []
+    def _finish(self, problem: Problem, found: Fit, num: int, seed: int, X: Array) -> None:
+        """Sets the attributes; the normalization constants are computed once more, with new points, where the mass is."""
+        known, totals = _where_the_mass_is(problem, found, self._log_base, seed), []
         for k, (c, some) in enumerate(zip(found.components, known, strict=True)):
-            totals.append(_normalizer(problem.atlas, self._log_base, c, some, num, seed + (k + 1) * _FRESH))
+            totals.append(_normalizer(problem.paths, self._log_base, c, some, num, seed + (k + 1) * _FRESH))
         precisions = torch.stack([c.precision for c in found.components])
         self.weights_ = like(found.weights, X)
         self.means_ = like(torch.stack([c.mean for c in found.components]), X)
@@ -201,22 +229,20 @@ class LAND(DensityMixin, Estimator):
         self.lower_bound_, self.n_iter_, self.converged_ = found.bounds[-1], len(found.bounds) - 1, found.converged
 
     def _log_base(self, z: Tensor) -> Tensor:
-        return log_base(self._metric(), self.base_measure, z)
+        return log_base(self._known_paths(), self.base_measure, z)
 
     def _log_joint(self, z: Tensor) -> Tensor:
         """log w_k p_k(z), of shape ``(n, K)``."""
         means, precisions, totals, weights = (
             torch.as_tensor(a).to(z) for a in (self.means_, self.precisions_, self.log_normalizers_, self.weights_)
         )
-        if not hasattr(self, "_atlas"):
-            self._atlas = Atlas.of(self._metric(), torch.as_tensor(self.points_).to(z), self.graph, self.solver)
         rows = zip(means, precisions, totals, strict=True)
-        joint = [-0.5 * quadratic(self._atlas.log(m, z)[0], p) - c for m, p, c in rows]
+        joint = [-0.5 * quadratic(View.of(self._known_paths(), m, z).v, p) - c for m, p, c in rows]
         return torch.stack(joint, 1) + weights.log()
 
     def _rejected(self, n: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
         """Codes and their joint log-densities, by rejection from kernels at `points_`; the bound rises as in `sample_uniform`."""
-        proposal = Proposal.fit(torch.as_tensor(self.points_))
+        proposal = Proposal.fit(torch.as_tensor(self.points_).double())
         kept = torch.empty(0, proposal.centers.shape[1] + self.n_components + 1).to(proposal.centers)
         peak, d = -torch.inf, proposal.centers.shape[1]
         while len(kept) < n:
@@ -230,25 +256,25 @@ class LAND(DensityMixin, Estimator):
 
 
 def _normalizer(
-    atlas: Atlas, base: LogBase, component: Component, known: Known, num: int, seed: int
+    paths: Paths, base: LogBase, component: Component, known: KnownRadii, num: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """log C and its standard error; in closed form where space is flat."""
-    if isinstance(atlas.metric, Flat):
+    if paths.is_flat:
         value = 0.5 * (len(component.mean) * np.log(2 * np.pi) - torch.logdet(component.precision))
         return value, torch.zeros_like(value)
-    return log_normalizer(base, functools.partial(_radii, atlas, component), known, num, seed)
+    return log_normalizer(base, functools.partial(_radii, paths, component), known, num, seed)
 
 
-def _radii(atlas: Atlas, component: Component, z: Tensor) -> Tensor:
+def _radii(paths: Paths, component: Component, z: Tensor) -> Tensor:
     """The lengths of the logarithms under the precision."""
-    return _radius(atlas.log(component.mean, z)[0], component.precision)
+    return _radius(View.of(paths, component.mean, z).v, component.precision)
 
 
 def _radius(v: Tensor, precision: Tensor) -> Tensor:
     return quadratic(v, precision).clamp_min(0).sqrt()
 
 
-def _where_the_mass_is(problem: Problem, found: Fit, base: LogBase, seed: int) -> list[Known]:
+def _where_the_mass_is(problem: Problem, found: Fit, base: LogBase, seed: int) -> list[KnownRadii]:
     """For each component, points drawn in proportion to its density: from the fit's sample, and from a finer one around those."""
     source = torch.Generator(device=problem.codes.device).manual_seed(seed)
     num = -(-_NUM_KERNELS // len(found.components))
@@ -256,10 +282,10 @@ def _where_the_mass_is(problem: Problem, found: Fit, base: LogBase, seed: int) -
     sample = importance_sample(base, groups, 2 * len(problem.sample.z), seed + 1, adapted=True)
     z, known = torch.cat([problem.codes, problem.sample.z, sample.z]), []
     for c, group in zip(found.components, groups, strict=True):
-        cloud = Cloud(problem.atlas.log(c.mean, sample.z)[0], sample.log_weight)
+        cloud = Cloud(View.of(problem.paths, c.mean, sample.z).v, sample.log_weight)
         points = torch.cat([group, _draw(sample.z, cloud.log_terms(c.precision), num, source)])
         v = torch.cat([c.v, c.cloud.v, cloud.v])
-        known.append(Known(points, z, _radius(v, c.precision)))
+        known.append(KnownRadii(points, z, _radius(v, c.precision)))
     return known
 
 
@@ -276,11 +302,12 @@ def _warn(found: Fit, max_iter: int) -> None:
             ConvergenceWarning,
             stacklevel=3,
         )
-    failed = [float((~c.converged[: len(c.v)]).double().mean()) for c in found.components]
+    failed = [float((~c.view.converged[: len(c.v)]).double().mean()) for c in found.components]
     if max(failed) > _TOO_MANY_FAILED:
         warnings.warn(
-            f"{max(failed):.0%} of the shortest paths from a mean to the codes did not converge, so the density is rough. Give a "
-            "finer graph=pullback.Lattice.fit(metric, codes) or solver=pullback.GaussNewton(), or smooth the decoder's extrapolation.",
+            f"{max(failed):.0%} of the shortest paths from a mean to the codes did not converge, so the density is rough. "
+            "Give a finer init=pullback.Lattice.fit(metric, codes) or solver=pullback.GaussNewton(), or smooth the decoder's "
+            "extrapolation.",
             ConvergenceWarning,
             stacklevel=3,
         )

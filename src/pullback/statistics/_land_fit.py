@@ -1,47 +1,98 @@
 r"""Greatest likelihood for mixtures of locally adaptive normal densities.
 
-Expectation maximisation: responsibilities of the components for the codes, then for each component one step uphill on its part
+Expectation maximization: responsibilities of the components for the codes, then for each component one step uphill on its part
 of the likelihood, with codes weighted by responsibility,
 
 .. math:: \phi(\mu, \Gamma) = \tfrac12 \sum_n r_n \mathrm{Log}_\mu(x_n)^\top \Gamma\, \mathrm{Log}_\mu(x_n) + \log C(\mu, \Gamma).
 
 For a given mean the best precision is found at once (`best_precision`), so the descent is in the mean alone. Its direction is first
 that of Arvanitidis et al. (2016), the mean logarithm of the data less that of the density,
-:math:`\sum_n r_n \mathrm{Log}_\mu(x_n) - \mathbb{E}_{\mu,\Gamma}[\mathrm{Log}_\mu(z)]`, which takes :math:`D_\mu \mathrm{Log}_\mu = -1`: a whole step is Newton's
-where space is flat. Elsewhere it vanishes near the minimum, not at it. So when it helps no more, :math:`D_\mu \mathrm{Log}_\mu` is found by
-differences, from the logarithms at d more points, and the steps become those of a quasi-Newton method. All are taken along
-geodesics, judged by :math:`\phi` itself, and shortened where that did not fall.
+:math:`\sum_n r_n \mathrm{Log}_\mu(x_n) - \mathbb{E}_{\mu,\Gamma}[\mathrm{Log}_\mu(z)]`, which takes
+:math:`D_\mu \mathrm{Log}_\mu = -1`: a whole step is Newton's where space is flat. Elsewhere it vanishes near the minimum, not at
+it. So when it helps no more, :math:`D_\mu \mathrm{Log}_\mu` is computed, from the Hessians of the squared distances or by
+differences, and the steps become those of a quasi-Newton method. All are judged by :math:`\phi` itself, and shortened where that
+did not fall.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from scipy.sparse.csgraph import dijkstra
-from scipy.spatial import KDTree
 from torch import Tensor
 from tqdm import tqdm
 
+from pullback._metrics.connection import filtered_inverse
 from pullback._starts.graph import Graph
-from pullback.statistics._charts import Atlas
+from pullback._starts.lattice import Lattice
+from pullback.statistics._clustering import GeodesicKMeans, greedy_medoids, swap_medoids
 from pullback.statistics._normalization import Cloud, Sample, best_precision, quadratic
-from pullback.statistics._paths import Flat
+from pullback.statistics._paths import Paths
+from pullback.statistics._stars import LogStar, Star, star
 
-_MIN_STEP = 0.05  # shortened more than that, a step is given up
-_MAX_STEP = 2.0  # standard deviations
-_DIFFERENCE = 0.05  # standard deviations: of the differences that replace derivatives in the mean
-_STEEPEST = 10.0  # a logarithm that moves so much faster than the mean has hopped to another path
-_MAX_SEEDS = 256  # codes among which the first means are chosen
-_NUM_STARTS = 5
+# A step that was shortened more than that is given up.
+_MIN_STEP = 0.05
+# Longest step, in standard deviations.
+_MAX_STEP = 2.0
+# Of the differences that replace derivatives in the mean, in standard deviations.
+_DIFFERENCE = 0.05
+# A logarithm that moves so much faster than the mean has hopped to another path.
+_STEEPEST = 10.0
+# Codes among which the first means are chosen: 2,016 pairs in a graph take about a second.
+_MAX_SEEDS = 64
+# Promised decrease of the energy, relative, at which paths that follow a mean count as solved; and steps for that.
+_SETTLED, _MAX_RELAXATIONS = 1e-4, 3
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Points as seen from a mean: tangents ``(m, d)``, which paths converged ``(m,)``, and the paths themselves."""
+
+    v: Tensor
+    converged: Tensor
+    star: Star | None = None
+
+    @classmethod
+    def of(cls, paths: Paths, mean: Tensor, points: Tensor, last: View | None = None) -> View:
+        """The logarithms of points at a mean; paths of the `last` view, if given, follow the mean."""
+        if paths.is_flat:
+            return cls(points - mean, torch.ones_like(points[:, 0], dtype=torch.bool))
+        center = paths.cast(mean)
+        # a lattice sees all valleys, so there paths are solved anew
+        if last is None or last.star is None or isinstance(last.star, LogStar) or isinstance(paths.init, Lattice):
+            rays = star(paths, center.expand(len(points), -1), paths.cast(points))
+        else:
+            rays = last.star.moved(center - last.star.centers, torch.ones_like(points[:, 0]).to(center))
+        found = rays.expand(exact=False)
+        for _ in range(_MAX_RELAXATIONS):
+            if not (found.inner > _SETTLED * found.energy).any():
+                break
+            rays = rays.moved(torch.zeros_like(rays.centers), torch.ones_like(found.energy))
+            found = rays.expand(exact=False)
+        M = paths.tensor(mean)
+        line = points - mean
+        gap = -0.5 * found.slope.to(mean) - line @ M
+        return cls(line + gap @ filtered_inverse(M), rays.converged, rays)
+
+    def derivative(self, paths: Paths, mean: Tensor) -> Tensor | None:
+        r"""The derivatives ``(m, d, d)`` of the tangents in the mean, by the Hessians H of half the squared distances.
+
+        With the momenta :math:`p = M v`, :math:`D_\mu p = -H`, so :math:`D_\mu v = -M^{-1}(H + (D_\mu M) v)`.
+        """
+        if self.star is None or isinstance(self.star, LogStar):
+            return None
+        hessian = 0.5 * self.star.expand(exact=True).hessian.to(mean)
+        M, width = paths.tensor(mean), 1e-3 * (1 + mean.abs().amax())
+        shifts = width * torch.eye(len(mean)).to(mean)
+        slopes = (paths.tensor(mean + shifts) - paths.tensor(mean - shifts)) / (2 * width)
+        return -filtered_inverse(M) @ (hessian + torch.einsum("kij,nj->nik", slopes, self.v))
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What stays the same during a fit: codes ``(n, d)``, the sample that normalises, how logarithms are found."""
+    """What stays the same during a fit: codes ``(n, d)``, the sample that normalizes, how paths are found."""
 
-    atlas: Atlas
+    paths: Paths
     codes: Tensor
     sample: Sample
     reg_covar: float
@@ -60,7 +111,7 @@ class Component:
     log_normalizer: Tensor
     v: Tensor
     cloud: Cloud
-    converged: Tensor
+    view: View
 
     def log_density(self) -> Tensor:
         """Of the codes, with respect to the base measure."""
@@ -109,9 +160,9 @@ class Pace:
 
 def fit(problem: Problem, means: Tensor, *, tol: float, max_iter: int, verbose: bool) -> Fit:
     """Expectation maximisation from the given means, until the mean log-likelihood rises by less than `tol`."""
-    r = nearest(problem.atlas, problem.codes, means)
-    components = [seen_from(problem, mean, _share(r[:, k])) for k, mean in enumerate(means)]
-    weights, paces = r.mean(0), [Pace(exact=isinstance(problem.atlas.metric, Flat))] * len(means)
+    r = nearest(problem.paths, problem.codes, means)
+    components = [component_at(problem, mean, _share(r[:, k])) for k, mean in enumerate(means)]
+    weights, paces = r.mean(0), [Pace(exact=problem.paths.is_flat)] * len(means)
     bounds, done = [float(_log_joint(components, weights).logsumexp(1).mean())], False
     bar = tqdm(total=max_iter, desc="LAND", disable=not verbose, leave=False)
     while not done and len(bounds) <= max_iter:
@@ -127,18 +178,18 @@ def fit(problem: Problem, means: Tensor, *, tol: float, max_iter: int, verbose: 
     return Fit(components, weights, bounds, done)
 
 
-def seen_from(problem: Problem, mean: Tensor, r: Tensor) -> Component:
+def component_at(problem: Problem, mean: Tensor, r: Tensor, last: View | None = None) -> Component:
     """The component at a mean with the precision that suits the codes, weighted by r, best."""
     n = len(problem.codes)
-    v, converged = problem.atlas.log(mean, torch.cat([problem.codes, problem.sample.z]))
-    cloud = Cloud(v[n:], problem.sample.log_weight)
-    return _with_precision(Component(mean, torch.eye(len(mean)).to(mean), mean[0], v[:n], cloud, converged), problem, r)
+    view = View.of(problem.paths, mean, torch.cat([problem.codes, problem.sample.z]), last)
+    cloud = Cloud(view.v[n:], problem.sample.log_weight)
+    return _with_precision(Component(mean, torch.eye(len(mean)).to(mean), mean[0], view.v[:n], cloud, view), problem, r)
 
 
 def _with_precision(component: Component, problem: Problem, r: Tensor) -> Component:
     precision = best_precision(component.cloud, _moment(component, problem, r))
     total = component.cloud.log_normalizer(precision)[0]
-    return Component(component.mean, precision, total, component.v, component.cloud, component.converged)
+    return replace(component, precision=precision, log_normalizer=total)
 
 
 def _moment(component: Component, problem: Problem, r: Tensor) -> Tensor:
@@ -150,7 +201,7 @@ def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol:
     """The component after one attempted step, and how to go on."""
     component = _with_precision(component, problem, r)
     slope, direction = pace.slope, _steepest(component, r)
-    if pace.exact and not isinstance(problem.atlas.metric, Flat):
+    if pace.exact and not problem.paths.is_flat:
         slope = slope if slope is not None and pace.failed else _slope(problem, component, r, slope)
         if slope.seen and slope.promise < tol:
             return component, Pace(exact=True, slope=slope, failed=True, rests=True)
@@ -158,8 +209,8 @@ def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol:
     size = float(quadratic(direction, component.precision).sqrt())
     if slope is None and pace.exact and 0.5 * size**2 < tol:
         return component, Pace(exact=True, rests=True)
-    mean = problem.atlas.exp(component.mean, pace.step * min(1.0, _MAX_STEP / max(size, 1e-12)) * direction)
-    moved = seen_from(problem, mean, r) if problem.contains(mean) else None
+    mean = component.mean + pace.step * min(1.0, _MAX_STEP / max(size, 1e-12)) * direction
+    moved = component_at(problem, mean, r, component.view) if problem.contains(mean) else None
     gain = -torch.inf if moved is None else component.cost(r) - moved.cost(r)
     if moved is not None and gain > 0:
         return moved, Pace(min(1.0, 2 * pace.step), pace.exact or gain < 10 * tol, slope)
@@ -174,29 +225,36 @@ def _steepest(component: Component, r: Tensor) -> Tensor:
 
 
 def _slope(problem: Problem, component: Component, r: Tensor, last: Slope | None) -> Slope:
-    """The gradient by differences of the logarithms along the axes of their second moment.
+    """The gradient of the cost.
 
     The inverse of the second derivative is that of Gauss and Newton at first, then corrected by each change of the gradient (BFGS).
     """
-    precision, v, n = component.precision, torch.cat([component.v, component.cloud.v]), len(component.v)
-    axes = _DIFFERENCE * torch.linalg.cholesky(_moment(component, problem, r)).mT
-    scale, slopes = torch.cholesky_inverse(axes.mT), []
-    for axis in axes:
-        change = problem.atlas.log(component.mean + axis, torch.cat([problem.codes, problem.sample.z]))[0] - v
-        hops = quadratic(change, scale).sqrt() > _STEEPEST
-        slopes.append(((v @ precision) * torch.where(hops[:, None], -axis, change)).sum(-1))
-    slopes = torch.linalg.solve(axes, torch.stack(slopes)).mT
+    precision, v, n = component.precision, component.view.v, len(component.v)
+    derivative = component.view.derivative(problem.paths, component.mean)
+    derivative = _differences(problem, component, r) if derivative is None else derivative
+    slopes = ((v @ precision)[:, None] @ derivative)[:, 0]
     p = component.cloud.log_terms(precision).softmax(0)
     expected = p @ slopes[n:]
-    gradient, centred = r @ slopes[:n] - expected, slopes[n:] - expected
+    gradient, centered = r @ slopes[:n] - expected, slopes[n:] - expected
     if last is not None and not torch.equal(last.mean, component.mean):
         return _corrected(last, component.mean, gradient)
-    hessian = centred.mT @ (p[:, None] * centred) + 1e-3 * precision
+    hessian = centered.mT @ (p[:, None] * centered) + 1e-3 * precision
     return Slope(component.mean, gradient, torch.linalg.inv(hessian))
 
 
+def _differences(problem: Problem, component: Component, r: Tensor) -> Tensor:
+    """Derivatives of the tangents in the mean, by differences along the axes of their second moment."""
+    axes = _DIFFERENCE * torch.linalg.cholesky(_moment(component, problem, r)).mT
+    scale, points, changes = torch.cholesky_inverse(axes.mT), torch.cat([problem.codes, problem.sample.z]), []
+    for axis in axes:
+        change = View.of(problem.paths, component.mean + axis, points).v - component.view.v
+        hops = quadratic(change, scale).sqrt() > _STEEPEST
+        changes.append(torch.where(hops[:, None], -axis, change))
+    return torch.linalg.solve(axes, torch.stack(changes).flatten(1)).reshape(len(axes), *points.shape).permute(1, 2, 0)
+
+
 def _corrected(last: Slope, mean: Tensor, gradient: Tensor) -> Slope:
-    """The slope at another mean; where the cost bends down between both, longer steps are tried."""
+    """The slope at another mean; where the cost curves down between both, longer steps are tried."""
     s, y = mean - last.mean, gradient - last.gradient
     bend = float(s @ y)
     if bend <= 1e-3 * float(s @ torch.linalg.solve(last.inverse, s)):
@@ -213,51 +271,22 @@ def _log_joint(components: list[Component], weights: Tensor) -> Tensor:
     return torch.stack([c.log_density() for c in components], 1) + weights.log()
 
 
-def nearest(atlas: Atlas, codes: Tensor, means: Tensor) -> Tensor:
+def nearest(paths: Paths, codes: Tensor, means: Tensor) -> Tensor:
     """Responsibilities ``(n, K)``, 0 or 1, by the nearest mean."""
     if len(means) == 1:
         return torch.ones_like(codes[:, :1])
-    squares = [quadratic(atlas.log(m, codes)[0], M) for m, M in zip(means, atlas.metric.tensor(means), strict=True)]
-    return torch.nn.functional.one_hot(torch.stack(squares, 1).argmin(1), len(means)).to(codes)
+    return torch.nn.functional.one_hot(paths.matrix(codes, means).argmin(1), len(means)).to(codes)
 
 
-def first_means(atlas: Atlas, codes: Tensor, num: int, random_state: np.random.RandomState) -> Tensor:
-    """Centres to start from: k-means in flat space, k-medoids under the distances of the graph elsewhere."""
-    if atlas.graph is None:
-        from sklearn.cluster import KMeans
-
-        found = KMeans(num, random_state=random_state).fit(codes.cpu().double().numpy())
-        return torch.from_numpy(found.cluster_centers_).to(codes)
-    seeds = codes[torch.from_numpy(random_state.permutation(len(codes))[:_MAX_SEEDS])]
-    distances = _graph_distances(atlas.graph, seeds)
-    found = [_medoids(distances, num, random_state) for _ in range(_NUM_STARTS)]
-    return seeds[min(found, key=lambda m: float((distances[m].min(0) ** 2).sum()))]
-
-
-def _graph_distances(graph: Graph, codes: Tensor) -> np.ndarray:
-    """Distances in the graph between the nodes nearest to the codes."""
-    linked = np.unique(graph.weights.nonzero()[0])
-    tree = KDTree(graph.nodes[linked].cpu().double().numpy())
-    nodes = linked[tree.query(codes.cpu().double().numpy())[1]]
-    distances = dijkstra(graph.weights, directed=False, indices=nodes)[:, nodes]
-    return np.nan_to_num(distances, posinf=2 * distances[np.isfinite(distances)].max())
-
-
-def _medoids(distances: np.ndarray, num: int, random_state: np.random.RandomState) -> np.ndarray:
-    """Alternating k-medoids on squared distances, from seeds far apart."""
-    squares = distances**2
-    medoids = [random_state.randint(len(squares))]
-    while len(medoids) < num:
-        gap = squares[medoids].min(0)
-        odds = gap / gap.sum() if gap.sum() > 0 else np.full(len(gap), 1 / len(gap))
-        medoids.append(random_state.choice(len(gap), p=odds))
-    best = np.array(medoids)
-    for _ in range(50):
-        label = squares[best].argmin(0)
-        label[best] = np.arange(num)
-        members = [np.flatnonzero(label == k) for k in range(num)]
-        new = np.array([m[squares[np.ix_(m, m)].sum(0).argmin()] for m in members])
-        if (new == best).all():
-            break
-        best = new
-    return best
+def first_means(paths: Paths, codes: Tensor, num: int, source: torch.Generator) -> Tensor:
+    """Centers to start from: k-means in flat space, k-medoids of squared distances in the graph elsewhere."""
+    if paths.is_flat:
+        found = GeodesicKMeans(n_clusters=num, n_init=5, random_state=source).fit(codes)
+        return torch.as_tensor(found.cluster_centers_).to(codes)
+    seeds = codes[torch.randperm(len(codes), generator=source, device=codes.device)[:_MAX_SEEDS]]
+    i, j = torch.triu_indices(len(seeds), len(seeds), 1, device=codes.device)
+    a, b = paths.cast(seeds[i]), paths.cast(seeds[j])
+    D = seeds.new_zeros(len(seeds), len(seeds))
+    D[i, j] = (paths.init.distances(a, b) if isinstance(paths.init, Graph) else paths.distances(a, b)).to(D)
+    D = (D + D.mT).nan_to_num(posinf=2 * float(D[D.isfinite()].max())).square()
+    return seeds[swap_medoids(D, greedy_medoids(D, num), 10 * num)[0]]

@@ -1,25 +1,18 @@
 r"""The latent space as seen from a point, and the integrals of normal densities over it.
 
-The locally adaptive normal density :math:`\exp(-\tfrac12 \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)) / C(\mu, \Gamma)` is normalised by
+The locally adaptive normal density :math:`\exp(-\tfrac12 \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)) / C(\mu, \Gamma)`
+is normalized by
 
-.. math:: C(\mu, \Gamma) = \int e^{-\frac12 \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)} \sqrt{\det M(z)}\; dz
-          \approx \sum_s \omega_s\, e^{-\frac12 v_s^\top \Gamma v_s}.
+.. math:: C(\mu, \Gamma) = \int e^{-\frac12 \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)} \, dm(z)
+          \approx \sum_s \omega_s\, e^{-\frac12 v_s^\top \Gamma v_s},
 
-That is for densities with respect to the Riemannian volume; for those with respect to dz, :math:`\sqrt{\det M}` is left out here and below
-(`log_base`). The sum runs over a `Cloud`: tangents :math:`v_s` at :math:`\mu` with weights, the push-forward of the base measure by the logarithm. There
-are two ways to one.
+where the base measure is :math:`dm = \sqrt{\det M(z)}\, dz` or dz (`log_base`). Points :math:`z_s` are drawn once from a density q
+around the data; :math:`v_s = \mathrm{Log}_\mu(z_s)` and :math:`\omega_s = \tfrac{dm}{dz}(z_s) / (S q(z_s))`. No exponential map is
+solved and nothing has to be known about the cut locus, beyond which the exponential map covers the manifold again. The points stay
+the same when :math:`\mu` moves, so C is a smooth function of it.
 
-*Importance sampling of codes.* Points :math:`z_s` are drawn once from a density q around the data, :math:`v_s = \mathrm{Log}_\mu(z_s)`, and
-:math:`\omega_s = \sqrt{\det M(z_s)} / (S q(z_s))`. No exponential map is solved and nothing has to be known about the cut locus. The
-points stay the same when :math:`\mu` moves, so C is a smooth function of it.
-
-*The exponential map.* Tangents are drawn from a normal distribution, in pairs of opposite sign, and carried to
-:math:`z_s = \mathrm{Exp}_\mu(v_s)`. Substituting :math:`z = \mathrm{Exp}_\mu(v)` brings in the full volume element
-:math:`\sqrt{\det M(\mathrm{Exp}_\mu v)}\, |\det D\mathrm{Exp}_\mu(v)|`, with the derivative of the exponential map; Arvanitidis et al. (2016) write
-:math:`\sqrt{\det M}` alone, as if that were one. And beyond the cut locus the exponential map covers the manifold again: a
-tangent counts only if its geodesic is a shortest path.
-
-Given a cloud, the best precision is a convex problem: :math:`-\tfrac12 v v^\top` are the sufficient statistics of an exponential family.
+Given tangents and weights, the best precision is a convex problem: :math:`-\tfrac12 v v^\top` are the sufficient statistics of an
+exponential family.
 """
 
 from __future__ import annotations
@@ -34,22 +27,26 @@ from scipy.special import ndtri
 from scipy.stats import qmc
 from torch import Tensor
 
-from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric
+from pullback.statistics._paths import Paths
 
 BaseMeasure = Literal["volume", "lebesgue"]
-LogBase = Callable[[Tensor], Tensor]  # from codes (n, d) to the log-density (n,) of the base measure with respect to dz
-NUM_REPLICATES = 8  # independent parts of a sample, whose scatter is the standard error
-_NEIGHBOURS = 16
-_MAX_KERNELS = 1000
-_SHARES = (0.35, 0.2, 0.45)  # of the proposal: narrow kernels, wide ones, and one Gaussian over all
-_ADAPTED_SHARES = (0.6, 0.3, 0.1)  # where the kernels are known to lie as the density does
-_WIDE = 3.0  # standard deviations of the wide kernels over the narrow: they reach into the walls around the data
-_BROAD = 2.0  # standard deviations of the one Gaussian over those of the codes
-_BARRIER = 1e-2  # nats: holds precisions to the second moment of the data where the likelihood is flat in them
+# From codes (n, d) to the log-density (n,) of the base measure with respect to dz.
+LogBase = Callable[[Tensor], Tensor]
+# Independent parts of a sample, whose scatter is the standard error.
+NUM_REPLICATES = 8
+# Codes whose covariance a kernel has, and kernels at most: one in six of a ring's codes; more cost without a smaller error.
+_NEIGHBORS, _MAX_KERNELS = 16, 1000
+# Shares of narrow kernels, wide ones, and one Gaussian over all; and where the kernels are known to lie as the density does.
+_SHARES, _ADAPTED_SHARES = (0.35, 0.2, 0.45), (0.6, 0.3, 0.1)
+# Standard deviations of the wide kernels over the narrow, which reach into walls, and of the one Gaussian over the codes.
+_WIDE, _BROAD = 3.0, 2.0
+# Nats that hold precisions to the second moment of the data where the likelihood is flat in them.
+_BARRIER = 1e-2
 _MAX_NEWTON = 60
-_MAX_TILT = 1.0  # of log-weights by calibration: where it takes more, the Gaussian of the codes is no guide
-_CHUNK = 4096
+# Of log-weights by calibration: where it takes more, the Gaussian of the codes is no guide.
+_MAX_TILT = 1.0
+# Codes whose proposal density is computed together.
+_CHUNK = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +91,7 @@ def importance_sample(
     r"""Points from a density around groups of codes, by scrambled Sobol sequences, one for each replicate.
 
     The density is a mixture: one half Gaussian kernels at the codes, narrow and wide, each with the covariance of its
-    neighbours, for densities that follow the data; the other half one broad Gaussian, for those that do not.
+    neighbors, for densities that follow the data; the other half one broad Gaussian, for those that do not.
     With `adapted` the groups are samples of the densities in question, and nearly all of it is kernels. The weights 1/q are then
     calibrated: for each group of codes, with :math:`g = N(m, \Sigma)` that has the moments of the group, the integrals of
     :math:`g, g z, g z z^\top` over dz are made exact. That removes the noise a nearly Gaussian density would see.
@@ -140,8 +137,8 @@ def _newton_step(
     p = cloud.log_terms(precision).softmax(0)
     mean = p @ features
     target = torch.where(rows == columns, 0.5, 0.0).to(features)
-    centred = features - mean
-    hessian = centred.mT @ (p[:, None] * centred)
+    centered = features - mean
+    hessian = centered.mT @ (p[:, None] * centered)
     inverse = torch.linalg.inv(precision)
     double = torch.where(rows == columns, 1.0, 2.0).to(features)
     gradient = target - mean + _BARRIER * double * (torch.eye(len(precision)).to(precision) - inverse)[rows, columns]
@@ -182,11 +179,11 @@ class Proposal:
 
     @classmethod
     def fit(cls, codes: Tensor, shares: tuple[float, float, float] = _ADAPTED_SHARES) -> Proposal:
-        """Kernels with the covariances of each code's neighbours, the same three times as wide, and one broad Gaussian."""
+        """Kernels with the covariances of each code's neighbors, the same three times as wide, and one broad Gaussian."""
         every = -(-len(codes) // _MAX_KERNELS)
         centers, (mean, covariance) = codes[::every], _moments(codes)
         squares = (centers[:, None] - codes).square().sum(-1)
-        k = min(_NEIGHBOURS + codes.shape[1], len(codes))
+        k = min(_NEIGHBORS + codes.shape[1], len(codes))
         near = codes[squares.topk(k, largest=False).indices] - centers[:, None]
         local = near.mT @ near / k + 1e-3 * covariance
         counts = torch.tensor([len(centers), len(centers), 1])
@@ -207,7 +204,7 @@ class Proposal:
 
     def log_density(self, z: Tensor) -> Tensor:
         """With respect to dz."""
-        return torch.cat([self._log_density(part) for part in z.split(_CHUNK // 4)])
+        return torch.cat([self._log_density(part) for part in z.split(_CHUNK)])
 
     def _log_density(self, z: Tensor) -> Tensor:
         middle, (k, d) = self.centers.mean(0), self.centers.shape  # digits are lost where both are far from zero
@@ -264,17 +261,7 @@ def _calibration(terms: Tensor, exact: Tensor) -> Tensor:
     return torch.zeros_like(h[:, 0])
 
 
-def log_volume(metric: Metric, z: Tensor) -> Tensor:
-    """½ log det M at many codes; -inf where it is not finite."""
-    with torch.no_grad(), unvalidated():
-        values = torch.cat([metric.log_volume(part) for part in z.split(_CHUNK)])
-    return values.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
-
-
-def log_base(metric: Metric, base_measure: BaseMeasure, z: Tensor) -> Tensor:
+def log_base(paths: Paths, base_measure: BaseMeasure, z: Tensor) -> Tensor:
     """The log-density of the base measure with respect to dz: ½ log det M for the volume, else 0; -inf where there is no metric."""
-    if base_measure == "volume":
-        return log_volume(metric, z)
-    with torch.no_grad(), unvalidated():
-        values = torch.cat([metric.log_volume(part) for part in z.split(_CHUNK)])
-    return torch.where(values.isnan() | (values == torch.inf), -torch.inf, torch.zeros_like(values))
+    values = paths.log_volume(z)
+    return values if base_measure == "volume" else torch.where(values == -torch.inf, values, 0.0)

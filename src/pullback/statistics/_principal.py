@@ -3,7 +3,7 @@ r"""Principal geodesics: the directions from the mean in which the data vary mos
 Principal component analysis asks for a mean and an inner product. Here the mean is the Fréchet mean μ, the data are seen from it
 through their logarithms, and the inner product of these tangents is the metric's own, :math:`\langle u, v\rangle = u^\top M(\mu)\, v`. A
 component is a tangent :math:`u_k` at the mean; the geodesic :math:`t \mapsto \mathrm{Exp}_\mu(t\,u_k)` is what it stands for (Fletcher et al.
-2004, in the linearised form, which is also called tangent PCA).
+2004, in the linearized form, which is also called tangent PCA).
 """
 
 from __future__ import annotations
@@ -15,32 +15,38 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags
 from torch import Tensor
 
-from pullback._geometry.exponential import expmap
 from pullback._metrics.base import Metric
 from pullback._solvers.base import Solver
-from pullback._starts.graph import Graph
 from pullback.statistics._estimator import Estimator, like
 from pullback.statistics._frechet import frechet_mean
-from pullback.statistics._paths import Flat, logs
+from pullback.statistics._paths import DEFAULT_RTOL, Starts
 
 
 class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
     r"""Principal component analysis of the logarithms at the Fréchet mean, in the metric's inner product.
 
-    `transform` gives the coordinates :math:`\langle \mathrm{Log}_\mu(z), u_k \rangle_{M(\mu)}` of codes and `inverse_transform` the codes
-    :math:`\mathrm{Exp}_\mu(\sum_k s_k u_k)`. Distances from the mean are kept: with all components, \|s\| is :math:`d(\mu, z)`. In flat space it is
-    `sklearn.decomposition.PCA`.
+    `transform` gives the coordinates :math:`\langle \mathrm{Log}_\mu(z), u_k \rangle_{M(\mu)}` of codes and `inverse_transform` the
+    codes :math:`\mathrm{Exp}_\mu(\sum_k s_k u_k)`. Distances from the mean are kept: with all components, \|s\| is
+    :math:`d(\mu, z)`. In flat space it is `sklearn.decomposition.PCA`.
 
-    **Arguments:**
+    Args:
+        metric: the geometry; None for flat space.
+        n_components: how many; by default as many as the latent space has dimensions (or codes there are).
+        rtol: relative accuracy of the mean and of logarithms.
+        init: where the search for shortest paths starts, as in `pullback.geodesic`.
+        solver: of shortest paths.
 
-    - `metric`: the geometry; None for flat space.
-    - `n_components`: how many; by default as many as the latent space has dimensions (or codes there are).
-    - `tol`: accuracy of the mean and of logarithms, as in `pullback.statistics.frechet_mean`.
-    - `graph`: where the search for shortest paths starts, as `init` in `pullback.geodesic`.
-    - `solver`: of shortest paths.
+    Attributes:
+        mean_: the Fréchet mean, ``(d,)``.
+        components_: ``(n_components, d)``, of unit length and orthogonal in M(μ).
+        covectors_: `components_` M(μ).
+        explained_variance_: and `explained_variance_ratio_`, `singular_values_`, `n_components_`, as in scikit-learn.
 
-    **Attributes:** `mean_` ``(d,)``, `components_` ``(n_components, d)``, of unit length and orthogonal in M(μ), `explained_variance_`,
-    `explained_variance_ratio_`, `singular_values_` as in scikit-learn, `covectors_` = `components_` M(μ), and `n_components_`.
+    Example:
+        >>> import torch, pullback as pb
+        >>> z = torch.tensor([[0.0, 0.0], [1.0, 2.0], [2.0, 4.0]], dtype=torch.float64)
+        >>> pb.statistics.PrincipalGeodesicAnalysis(n_components=1).fit(z).explained_variance_ratio_
+        tensor([1.], dtype=torch.float64)
     """
 
     def __init__(
@@ -48,21 +54,21 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         metric: Metric | None = None,
         n_components: int | None = None,
         *,
-        tol: float = 1e-6,
-        graph: Graph | None = None,
+        rtol: float = DEFAULT_RTOL,
+        init: Starts = None,
         solver: Solver | None = None,
     ):
         self.metric = metric
         self.n_components = n_components
-        self.tol = tol
-        self.graph = graph
+        self.rtol = rtol
+        self.init = init
         self.solver = solver
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Finds the mean and the principal directions of codes ``(n, d)``."""
         codes = self._codes(X, reset=True, ensure_min_samples=2)
         num = self._num_components(codes)
-        found = frechet_mean(self._metric(), codes, solver=self.solver, init=self.graph, rtol=self.tol)
+        found = frechet_mean(self._metric(), codes, solver=self.solver, init=self.graph, rtol=self.rtol)
         if not torch.isfinite(found.logarithms).all():
             raise RuntimeError(f"Not every code has a logarithm at the mean: {found.status}.")
         root, inverse = _roots(self._metric().tensor(found.mean))
@@ -82,16 +88,15 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """The coordinates ``(n, n_components)`` of codes along the components; NaN for codes that no path reaches."""
         codes = self._codes(X)
         mean = torch.as_tensor(self.mean_).to(codes).expand_as(codes)
-        found = logs(self._metric(), mean, codes, solver=self.solver, init=self.graph, rtol=self.tol)
+        found = logs(self._metric(), mean, codes, solver=self.solver, init=self.graph, rtol=self.rtol)
         return like(found.velocity @ torch.as_tensor(self.covectors_).to(codes).mT, X)
 
     def inverse_transform(self, X: Any) -> Any:
-        """The codes ``(n, d)`` with the given coordinates ``(n, n_components)``: where geodesics from the mean arrive."""
+        """The codes ``(n, d)`` with given coordinates ``(n, n_components)``: where geodesics from the mean arrive, or NaN."""
         scores = torch.as_tensor(X)
         v = scores @ torch.as_tensor(self.components_).to(scores)
         mean = torch.as_tensor(self.mean_).to(scores).expand_as(v)
-        flat = isinstance(self._metric(), Flat)
-        return like(mean + v if flat else expmap(self._metric(), mean, v), X)
+        return like(self._paths().exponentials(mean, v), X)
 
     @property
     def _n_features_out(self) -> int:
@@ -123,7 +128,7 @@ def _roots(M: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _principal(tangents: Tensor) -> tuple[Tensor, Tensor]:
-    """Singular values and right vectors of centred tangents, each with its largest entry positive."""
+    """Singular values and right vectors of centered tangents, each with its largest entry positive."""
     _, values, directions = torch.linalg.svd(tangents - tangents.mean(0), full_matrices=False)
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
     return values, directions * torch.where(largest < 0, -1, 1)

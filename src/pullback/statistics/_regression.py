@@ -5,7 +5,7 @@ Codes :math:`z_i` were observed at covariates :math:`x_i`. The model is the stra
 .. math:: \hat z(x) = \mathrm{Exp}_p\Bigl(\sum_k (x_k - \bar x_k)\, v_k\Bigr), \qquad (p, v) = \arg\min \sum_i d^2\bigl(z_i, \hat z(x_i)\bigr)
 
 (Fletcher 2011; with several covariates Kim et al. 2014). The residual of a code is its logarithm at the prediction, and the
-derivative of the prediction in (p, v) comes from neighbouring geodesics. Gauss-Newton on these needs a few steps, and one in flat space.
+derivative of the prediction in (p, v) comes from neighboring geodesics. Gauss-Newton on these needs a few steps, and one in flat space.
 """
 
 from __future__ import annotations
@@ -21,50 +21,62 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 
-from pullback._decoders.contract import unvalidated
-from pullback._geometry.exponential import exponential
 from pullback._metrics.base import Metric
-from pullback._solvers.base import Solver
-from pullback._starts.graph import Graph
+from pullback._solvers.base import ConvergenceError, Solver
 from pullback.statistics._estimator import Estimator, like, owned
-from pullback.statistics._frechet import frechet_mean
-from pullback.statistics._paths import Flat, logs
+from pullback.statistics._frechet import FrechetMean, frechet_mean
+from pullback.statistics._paths import DEFAULT_RTOL, Paths, Starts
 
-_NUDGE = 1e-4  # distance of neighbouring geodesics, relative to the spread of the codes
+# Distance of neighboring geodesics relative to the spread of the codes: wide enough for geodesics of four digits.
+_NUDGE = 3e-2
+# Halvings of a step before the fit is given up.
 _HALVINGS = 10
 
 
 class GeodesicRegression(RegressorMixin, Estimator):
     r"""Least squares on a manifold: the geodesic closest to codes that depend on numbers such as time.
 
-    As in scikit-learn ``X`` holds what is known and ``y`` what is predicted: `fit` takes covariates ``(n, p)`` (time: ``t[:, None]``) and
-    codes ``(n, d)``. In flat space it is `sklearn.linear_model.LinearRegression`.
+    As in scikit-learn ``X`` holds what is known and ``y`` what is predicted: `fit` takes covariates ``(n, p)`` (time:
+    ``t[:, None]``) and codes ``(n, d)``. In flat space it is `sklearn.linear_model.LinearRegression`.
 
-    **Arguments:**
+    Args:
+        metric: the geometry of the codes; None for flat space.
+        rtol: relative accuracy of the residuals and of the predictions.
+        tol: relative decrease of the sum of squares at which the fit stops.
+        max_iter: Gauss-Newton steps.
+        init: where the search for shortest paths starts, as in `pullback.geodesic`.
+        solver: of shortest paths.
 
-    - `metric`: the geometry of the codes; None for flat space.
-    - `tol`: relative decrease of the sum of squares at which the fit stops.
-    - `max_iter`: Gauss-Newton steps.
-    - `graph`: where the search for shortest paths starts, as `init` in `pullback.geodesic`.
-    - `solver`: of shortest paths.
+    Attributes:
+        origin_: the mean of the covariates, ``(p,)``.
+        intercept_: the prediction there, ``(d,)``.
+        coef_: the velocity for each covariate, ``(d, p)`` (without the dimension d for targets ``(n,)``).
+        sum_of_squares_: of the distances between codes and predictions.
+        n_iter_: steps taken.
+        converged_: whether the last of them promised less than `tol`.
 
-    **Attributes:** `origin_` ``(p,)``, the mean of the covariates; `intercept_` ``(d,)``, the prediction there; `coef_` ``(d, p)``, the velocity
-    for each covariate (without the dimension d for targets ``(n,)``); `sum_of_squares_`; `n_iter_`; `converged_`.
+    Example:
+        >>> import torch, pullback as pb
+        >>> t = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64)
+        >>> pb.statistics.GeodesicRegression().fit(t, 3 * t + 1).predict(torch.tensor([[5.0]], dtype=torch.float64))
+        tensor([[16.]], dtype=torch.float64)
     """
 
     def __init__(
         self,
         metric: Metric | None = None,
         *,
-        tol: float = 1e-8,
+        rtol: float = DEFAULT_RTOL,
+        tol: float = 1e-6,
         max_iter: int = 30,
-        graph: Graph | None = None,
+        init: Starts = None,
         solver: Solver | None = None,
     ):
         self.metric = metric
+        self.rtol = rtol
         self.tol = tol
         self.max_iter = max_iter
-        self.graph = graph
+        self.init = init
         self.solver = solver
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -78,7 +90,7 @@ class GeodesicRegression(RegressorMixin, Estimator):
         codes = _columns(targets)
         x = x.to(codes)
         self.origin_ = like(x.mean(0), X)
-        found = self._minimise(x - x.mean(0), codes)
+        found = self._minimize(x - x.mean(0), codes)
         intercept, velocities = found.parameters[0], found.parameters[1:].mT
         one = targets.ndim == 1
         self.intercept_, self.coef_ = (like(part[0] if one else part, y) for part in (intercept, velocities))
@@ -91,7 +103,7 @@ class GeodesicRegression(RegressorMixin, Estimator):
         x = self._codes(X)
         intercept, velocities = (torch.as_tensor(part).to(x) for part in (self.intercept_, self.coef_))
         parameters = torch.cat([intercept.reshape(1, -1), velocities.reshape(-1, x.shape[1]).mT])
-        predicted = _predict(self._metric(), parameters, x - torch.as_tensor(self.origin_).to(x))
+        predicted = _predict(self._paths(), parameters, x - torch.as_tensor(self.origin_).to(x))
         return like(predicted if intercept.ndim else predicted[:, 0], X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -99,32 +111,32 @@ class GeodesicRegression(RegressorMixin, Estimator):
         codes = _columns(_targets(y))
         predicted = torch.as_tensor(self.predict(X)).to(codes).reshape(codes.shape)
         share = torch.ones_like(codes[:, 0]) if sample_weight is None else owned(sample_weight).to(codes)
-        options = {"solver": self.solver, "init": self.graph}
-        found = logs(self._metric(), predicted, codes, rtol=1e-6, **options)
-        mean = frechet_mean(self._metric(), codes, share, rtol=1e-6, **options)
+        found = self._paths().logarithms(predicted, codes)
+        mean = self._mean(codes, share)
         return 1 - (share @ found.distance**2 / share.sum() / mean.variance).item()
 
-    def _minimise(self, x: Tensor, codes: Tensor) -> _Fit:
-        mean = frechet_mean(self._metric(), codes, solver=self.solver, init=self.graph, rtol=1e-3)
+    def _mean(self, codes: Tensor, share: Tensor | None = None) -> FrechetMean:
+        metric = self._paths().metric
+        return frechet_mean(metric, codes, share, solver=self.solver, init=self.init, rtol=self.rtol)
+
+    def _minimize(self, x: Tensor, codes: Tensor) -> _Fit:
+        mean = self._mean(codes)
         first = torch.cat([mean.mean[None], torch.linalg.pinv(x) @ mean.logarithms.nan_to_num()])
-        floor = self.tol * len(codes) * mean.variance  # where the codes lie on a geodesic there is nothing to decrease
+        # where the codes lie on a geodesic there is nothing to decrease
+        floor = self.tol * len(codes) * mean.variance
         return _gauss_newton(self._state(x, codes), first, self.tol, floor, self.max_iter)
 
     def _state(self, x: Tensor, codes: Tensor) -> Callable[[Tensor], _Fit]:
-        metric, nudge = (
-            self._metric(),
-            _NUDGE * (codes - codes.mean(0)).square().sum(-1).mean().sqrt().clamp_min(1e-300),
-        )
+        paths, spread = self._paths(), (codes - codes.mean(0)).square().sum(-1).mean().sqrt()
+        nudge = _NUDGE * spread.clamp_min(torch.finfo(codes.dtype).tiny)
 
         def state(parameters: Tensor) -> _Fit:
-            predicted = _predict(metric, parameters, x)
-            found = logs(metric, predicted, codes, solver=self.solver, init=self.graph, rtol=1e-6)
+            predicted = _predict(paths, parameters, x)
+            found = paths.logarithms(predicted, codes)
             if not torch.isfinite(found.velocity).all():
                 return _Fit.failed(parameters)
-            with torch.no_grad(), unvalidated():
-                M = metric.tensor(predicted)
-            slopes = _slopes(metric, parameters, x, nudge)
-            weighted = slopes @ M
+            slopes = _slopes(paths, parameters, x, nudge)
+            weighted = slopes @ paths.tensor(predicted)
             hessian = torch.einsum("nai,nbi->ab", weighted, slopes)
             gradient = torch.einsum("nai,ni->a", weighted, found.velocity)
             return _Fit(parameters, found.distance.square().sum(), hessian, gradient)
@@ -159,8 +171,9 @@ class _Fit:
 def _gauss_newton(state: Callable[[Tensor], _Fit], first: Tensor, tol: float, floor: Tensor, max_iter: int) -> _Fit:
     here, length = state(first), 1.0
     if not torch.isfinite(here.total):
-        raise RuntimeError(
-            "Some codes have no path from the first guess of the geodesic. Remove codes that are off the data, or pass graph=."
+        raise ConvergenceError(
+            "Some codes have no path from the first guess of the geodesic. Remove codes that are off the data, or pass init=.",
+            here,
         )
     for num_steps in range(1, max_iter + 1):
         step = (torch.linalg.pinv(here.hessian, rtol=1e-12, hermitian=True) @ here.gradient).reshape(first.shape)
@@ -177,19 +190,12 @@ def _gauss_newton(state: Callable[[Tensor], _Fit], first: Tensor, tol: float, fl
     return here
 
 
-def _predict(metric: Metric, parameters: Tensor, x: Tensor) -> Tensor:
+def _predict(paths: Paths, parameters: Tensor, x: Tensor) -> Tensor:
     """Where the geodesics from the intercept arrive; NaN for those that do not."""
-    return _arrivals(metric, parameters[0].expand(len(x), -1), x @ parameters[1:])
+    return paths.exponentials(parameters[0].expand(len(x), -1), x @ parameters[1:])
 
 
-def _arrivals(metric: Metric, start: Tensor, v: Tensor) -> Tensor:
-    if isinstance(metric, Flat):
-        return start + v
-    flow = exponential(metric, start, v, rtol=1e-10)
-    return torch.where(flow.converged[..., None], flow.end, torch.nan)
-
-
-def _slopes(metric: Metric, parameters: Tensor, x: Tensor, nudge: Tensor) -> Tensor:
+def _slopes(paths: Paths, parameters: Tensor, x: Tensor, nudge: Tensor) -> Tensor:
     """Derivatives ``(n, (1 + p) d, d)`` of the predictions in the parameters, by central differences of geodesics."""
     num, (rows, d) = len(x), parameters.shape
     size = torch.ones(rows, 1).to(x)
@@ -198,7 +204,7 @@ def _slopes(metric: Metric, parameters: Tensor, x: Tensor, nudge: Tensor) -> Ten
     trials = torch.cat([parameters + change, parameters - change])
     start = trials[:, :1].expand(-1, num, -1)
     v = x @ trials[:, 1:]
-    plus, minus = _arrivals(metric, start, v).chunk(2)
+    plus, minus = paths.exponentials(start, v).chunk(2)
     slopes = (plus - minus) / (2 * change.sum((1, 2)))[:, None, None]
     return slopes.transpose(0, 1).nan_to_num()
 

@@ -23,11 +23,16 @@ from pullback._decoders.support import Support
 from pullback._geometry.exponential import expmap
 from pullback._metrics.base import Metric
 from pullback._metrics.connection import acceleration
+from pullback._numerics.random import RandomState, as_generator
 from pullback._typing import Float
+from pullback.statistics._paths import Paths
 
+# Codes whose acceleration is computed together.
 _CHUNK = 4096
+# Accepted proposals below which rejection is given up: a Markov chain is then faster.
 _MIN_ACCEPTANCE = 1e-4
-_SCALES = (0.01, 1.0)  # of the steps of a chain, as shares of the region's width: some of them suit any region
+# Of the steps of a chain, as shares of the region's width: some of them suit any region.
+_SCALES = (0.01, 1.0)
 
 Box = Tensor  # (2, d): lower and upper corner
 Inside = Callable[[Tensor], Tensor]
@@ -40,7 +45,7 @@ def sample_uniform(
     bounds: Float[Tensor, "2 d"] | None = None,
     support: Support | None = None,
     num_steps: int | None = None,
-    generator: torch.Generator | None = None,
+    random_state: RandomState = None,
 ) -> Float[Tensor, "n d"]:
     r"""Codes that are uniform with respect to the Riemannian volume: density :math:`\propto \sqrt{\det M(z)}` on a bounded region.
 
@@ -54,12 +59,24 @@ def sample_uniform(
         bounds: lower and upper corner of the region, shape ``(2, d)``.
         support: the region is the support of the data, or its part within `bounds`.
         num_steps: None for rejection; otherwise the number of steps of each chain, a hundred or more.
-        generator: source of the random numbers.
+        random_state: a seed or a generator of the random numbers.
+
+    Returns:
+        Codes ``(n, d)``.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z, 1.0))
+        >>> box = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+        >>> pb.statistics.sample_uniform(metric, 3, bounds=box, random_state=0).shape
+        torch.Size([3, 2])
     """
-    box, inside = _region(bounds, support)
+    (box, inside), paths = _region(bounds, support), Paths(metric)
+    generator = as_generator(random_state, box.device)
 
     def log_density(z: Tensor) -> Tensor:
-        return torch.where(inside(z), _log_volume(metric, z), -torch.inf)
+        return torch.where(inside(z), paths.log_volume(z), -torch.inf)
 
     with torch.no_grad():
         if num_steps is None:
@@ -75,7 +92,7 @@ def brownian_motion(
     time: float,
     num_steps: int = 100,
     exponential: bool = False,
-    generator: torch.Generator | None = None,
+    random_state: RandomState = None,
 ) -> Float[Tensor, "*batch n d"]:
     r"""Paths of Brownian motion from ``z``: the diffusion with generator :math:`\tfrac12 \Delta_M`, at num_steps + 1 equal times.
 
@@ -91,13 +108,23 @@ def brownian_motion(
         time: how long they run.
         num_steps: in how many steps.
         exponential: whether steps are exact geodesics.
-        generator: source of the random numbers.
+        random_state: a seed or a generator of the random numbers.
+
+    Returns:
+        The paths, ``(*batch, num_steps + 1, d)``.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z, 1.0))
+        >>> pb.statistics.brownian_motion(metric, torch.zeros(4, 2), time=1.0, num_steps=10, random_state=0).shape
+        torch.Size([4, 11, 2])
     """
     if time < 0 or num_steps < 1:
         raise ValueError(
             f"time is {time} and num_steps {num_steps}; give a time of at least 0 and a step count of at least 1."
         )
-    dt, path = time / num_steps, [z.detach()]
+    dt, path, generator = time / num_steps, [z.detach()], as_generator(random_state, z.device)
     with torch.no_grad(), unvalidated():
         for _ in range(num_steps):
             z = path[-1]
@@ -112,7 +139,7 @@ def _bent(metric: Metric, z: Tensor, xi: Tensor) -> Tensor:
     return torch.cat([a + v + 0.5 * acceleration(metric, a, v) for a, v in flat]).reshape(z.shape)
 
 
-def _white(metric: Metric, z: Tensor, generator: torch.Generator | None) -> Tensor:
+def _white(metric: Metric, z: Tensor, generator: torch.Generator) -> Tensor:
     """Tangents at z of covariance M⁻¹."""
     factor, info = torch.linalg.cholesky_ex(metric.tensor(z))
     if (info != 0).any() or not factor.isfinite().all():
@@ -150,18 +177,12 @@ def _around(support: Support) -> Box:
     return torch.stack([centers.amin(0) - reach, centers.amax(0) + reach])
 
 
-def _log_volume(metric: Metric, z: Tensor) -> Tensor:
-    with unvalidated():
-        values = torch.cat([metric.log_volume(part) for part in z.split(_CHUNK)])
-    return values.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
-
-
-def _uniform(box: Box, n: int, generator: torch.Generator | None) -> Tensor:
+def _uniform(box: Box, n: int, generator: torch.Generator) -> Tensor:
     u = torch.rand(n, box.shape[1], dtype=box.dtype, device=box.device, generator=generator)
     return box[0] + (box[1] - box[0]) * u
 
 
-def _rejected(log_density: Inside, n: int, box: Box, generator: torch.Generator | None) -> Tensor:
+def _rejected(log_density: Inside, n: int, box: Box, generator: torch.Generator) -> Tensor:
     kept, levels, peak, tried = box.new_empty(0, box.shape[1]), box.new_empty(0), -torch.inf, 0
     while len(kept) < n:
         z = _uniform(box, max(1024, n), generator)
@@ -179,14 +200,14 @@ def _rejected(log_density: Inside, n: int, box: Box, generator: torch.Generator 
     return kept[:n]
 
 
-def _at_centers(support: Support, n: int, inside: Inside, generator: torch.Generator | None) -> Tensor:
+def _at_centers(support: Support, n: int, inside: Inside, generator: torch.Generator) -> Tensor:
     centers = support.centers[inside(support.centers)]
     if not len(centers):
-        raise ValueError("No centre of the support lies within the bounds; widen them.")
+        raise ValueError("No center of the support lies within the bounds; widen them.")
     return centers[torch.randint(len(centers), (n,), device=centers.device, generator=generator)]
 
 
-def _chains(log_density: Inside, z: Tensor, box: Box, num_steps: int, generator: torch.Generator | None) -> Tensor:
+def _chains(log_density: Inside, z: Tensor, box: Box, num_steps: int, generator: torch.Generator) -> Tensor:
     """Random-walk Metropolis; the steps' scales are drawn anew each time, whatever the state, so proposals are symmetric."""
     low, high = (torch.tensor(s).log().item() for s in _SCALES)
     level = log_density(z)

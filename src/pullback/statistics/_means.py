@@ -1,0 +1,188 @@
+"""Means of clusters, all at once: Newton's method on the stars of `_stars.py`, until the logarithms balance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pullback._metrics.connection import filtered_inverse
+from pullback.statistics._paths import Paths
+from pullback.statistics._stars import Expansion, Star
+
+# Share of the predicted decrease that a step must bring (Armijo; Nocedal and Wright 2006, section 3.1).
+_SUFFICIENT = 1e-4
+# Halvings of a step before the mean counts as found as well as it can be.
+_HALVINGS = 8
+# Error of the energy of a path over the error of its slope, which is that of `_stars.py`.
+_ENERGY = 0.01
+# Promised decrease, relative to the variance, from which on exact Hessians pay (VAE of benchmarks/models.py).
+# Below the second, the step just taken was mostly the last.
+_NEAR, _LAST = 1e-2, 3e-7
+# Errors are estimated with care: a mean of logarithms is eight times as accurate as the noise says (same VAE).
+_CAREFUL = 8.0
+# Rounds of refinement: one element becomes sixteen.
+_MAX_REFINEMENTS = 4
+
+
+@dataclass(eq=False)
+class Balance:
+    """Stars whose centers move to the means of their clusters.
+
+    Attributes:
+        paths: how paths are found.
+        star: one path per code.
+        labels: the cluster of each code, ``(n,)``.
+        share: the weight of each code in its cluster, ``(n,)``, where weights sum to one.
+        centers: ``(k, d)``.
+        expansion: of the star as it is.
+        num_steps: times that all paths were expanded.
+        stuck: clusters whose variance no step lowers, ``(k,)``.
+        kinked: paths that cannot be known better, ``(n,)``.
+    """
+
+    paths: Paths
+    star: Star
+    labels: Tensor
+    share: Tensor
+    centers: Tensor
+    expansion: Expansion
+    num_steps: int
+    stuck: Tensor
+    kinked: Tensor
+
+    @classmethod
+    def of(cls, paths: Paths, star: Star, labels: Tensor, weights: Tensor, centers: Tensor) -> Balance:
+        """Weights need not be normalized; paths without an end count zero."""
+        found = star.expand(exact=False)
+        known = torch.isfinite(found.energy) & torch.isfinite(found.slope).all(-1)
+        weights = torch.where(known, weights, 0)
+        total = torch.zeros(len(centers)).to(weights).index_add(0, labels, weights)
+        share = weights / total.clamp_min(torch.finfo(weights.dtype).tiny)[labels]
+        stuck = torch.zeros_like(total, dtype=torch.bool)
+        return cls(paths, star, labels, share, centers, found, 1, stuck, star.kinked())
+
+    @property
+    def variance(self) -> Tensor:
+        """Mean squared distances, ``(k,)``."""
+        return self._mean(self.expansion.energy)
+
+    @property
+    def residual(self) -> Tensor:
+        """Lengths of the mean logarithms relative to the standard deviations, ``(k,)``."""
+        momentum = -0.5 * self._mean(self.expansion.slope)
+        square = _quadratic(filtered_inverse(self.paths.tensor(self.centers)), momentum)
+        return _ratio(square.clamp_min(0).sqrt(), self.variance.sqrt())
+
+    @property
+    def noise(self) -> Tensor:
+        """What the errors of the logarithms may contribute to the residual, ``(k,)``."""
+        return _ratio(self._sum((self.share * self._errors()).square()).sqrt(), self.variance.sqrt())
+
+    def rests(self, rtol: float) -> bool:
+        """Whether the residuals are below `rtol`, or no step helps."""
+        return not self._moving(rtol).any()
+
+    def descend(self, rtol: float, max_steps: int) -> None:
+        """Takes steps until the decrease still promised is a share ``rtol**2`` of the variance in all clusters.
+
+        Where the decoder has kinks, it ends where the error of the energy is larger.
+        """
+        while self.num_steps < max_steps:
+            moving = self._moving(rtol)
+            if not moving.any():
+                break
+            self._take(*self._newton(), moving)
+
+    def refine(self, rtol: float, max_steps: int) -> None:
+        """Resolves paths better until their errors matter no more, or better resolution does not help."""
+        for _ in range(_MAX_REFINEMENTS):
+            count = self._sum(torch.ones_like(self.share))
+            limit = _CAREFUL * rtol * (self.variance / count).sqrt()
+            rows = (self.share * self._errors() > limit[self.labels]) & ~self.kinked
+            rows &= (self.noise > _CAREFUL * rtol)[self.labels]
+            finer = self.star.refined(rows.nonzero()[:, 0]) if rows.any() else None
+            if finer is None or self.num_steps >= max_steps:
+                break
+            self.restart(finer)
+            self.descend(rtol, max_steps)
+
+    def restart(self, new: Star) -> None:
+        """Goes on with other paths."""
+        self._replace(new)
+        self.stuck[:], self.kinked = False, new.kinked()
+
+    def logarithms(self, codes: Tensor) -> Tensor:
+        """The logarithms of the codes at their centers, ``(n, d)``; where M sees nothing, those of straight lines."""
+        M = self.paths.tensor(self.centers)[self.labels]
+        inverse = filtered_inverse(self.paths.tensor(self.centers))[self.labels]
+        line = codes - self.centers[self.labels]
+        gap = -0.5 * self.expansion.slope - (M @ line[..., None])[..., 0]
+        return line + (inverse @ gap[..., None])[..., 0]
+
+    def _newton(self) -> tuple[Tensor, Tensor]:
+        """The step of every center, and the decrease of the variance that it promises together with the paths."""
+        slope, hessian = self._mean(self.expansion.slope), self._mean(self.expansion.hessian)
+        values, vectors = torch.linalg.eigh(0.5 * (hessian + hessian.mT))
+        # where squared distances curve down, the step still goes downhill
+        size = (
+            values.abs()
+            .clamp_min(1e-6 * values.abs().amax(-1, keepdim=True))
+            .clamp_min(torch.finfo(values.dtype).tiny ** 0.5)
+        )
+        step = -(vectors @ ((vectors.mT @ slope[..., None]) / size[..., None]))[..., 0]
+        return step, self._mean(self.expansion.inner) - 0.5 * (slope * step).sum(-1)
+
+    def _moving(self, rtol: float) -> Tensor:
+        """The clusters that have something left to gain, ``(k,)``."""
+        rtol = max(rtol, 4 * torch.finfo(self.centers.dtype).eps ** 0.5)
+        floor = _ENERGY * self._mean(torch.where(self.kinked, self.expansion.error * self.expansion.energy, 0))
+        return ~self.stuck & (self._promise() > torch.maximum(rtol**2 * self.variance, floor))
+
+    def _promise(self) -> Tensor:
+        return self._newton()[1]
+
+    def _take(self, step: Tensor, promise: Tensor, moving: Tensor) -> None:
+        """One step of the open clusters, shortened where the variance does not fall."""
+        before, length = self.variance, moving.to(step)
+        eps = 64 * torch.finfo(step.dtype).eps
+        for _ in range(_HALVINGS):
+            trial = self.star.moved(step[self.labels], length[self.labels])
+            energy = self._mean(trial.energy())
+            good = (energy <= before * (1 + eps) - _SUFFICIENT * length * promise) | (length == 0)
+            if good.all():
+                break
+            length = torch.where(good, length, 0.5 * length)
+        else:
+            self.stuck |= ~good
+            trial = self.star.moved(step[self.labels], torch.where(good, length, 0)[self.labels])
+        self._replace(trial)
+
+    def _replace(self, new: Star) -> None:
+        promise = (self._promise() / self.variance.clamp_min(torch.finfo(self.share.dtype).tiny)).amax()
+        exact = bool(_LAST < promise <= _NEAR)
+        self.star, self.expansion = new, new.expand(exact)
+        self.num_steps += 1
+        self.centers = self.centers.index_copy(0, self.labels, new.centers)
+
+    def _errors(self) -> Tensor:
+        """Absolute errors of the logarithms, zero where there is no path."""
+        error = self.expansion.error.clamp_max(1.0) * self.expansion.energy.clamp_min(0).sqrt()
+        return torch.where(self.share > 0, error, 0)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        whole = torch.zeros(len(self.centers), *values.shape[1:]).to(values)
+        return whole.index_add(0, self.labels, values)
+
+    def _mean(self, values: Tensor) -> Tensor:
+        share = self.share.reshape(-1, *[1] * (values.ndim - 1))
+        return self._sum(torch.where(share > 0, share * values, 0))
+
+
+def _quadratic(matrix: Tensor, v: Tensor) -> Tensor:
+    return (v[:, None] @ matrix @ v[..., None])[:, 0, 0]
+
+
+def _ratio(size: Tensor, spread: Tensor) -> Tensor:
+    return torch.where(spread > 0, size / spread.clamp_min(torch.finfo(spread.dtype).tiny), 0)

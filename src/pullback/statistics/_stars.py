@@ -1,0 +1,343 @@
+r"""Stars: shortest paths from one center to many codes, which follow when the center moves.
+
+A mean is the center of the star with the least energy :math:`F = \sum_i w_i E_i`, where :math:`E_i` is the energy of the path to
+code i. Center and paths can be solved for at once. The paths only meet in the center, so the Hessian is a block arrow: eliminating
+each path leaves its Schur complement in the center, which is the Hessian of the squared distance there, and a system of d
+unknowns. Newton's method on it converges in a few steps, and each costs one expansion of the paths, whereas a mean found by
+logarithms solves every path anew after every step.
+
+Paths are curves in polynomial elements (`pullback._solvers.elements`), eliminated element by element from the code to the
+center (static condensation). Metrics without an embedding have no elements: their paths are solved by logarithms, and the Hessian
+of flat space takes the place of theirs.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from pullback._decoders.contract import unvalidated
+from pullback._geometry.geodesic import Geodesic, geodesic
+from pullback._numerics.rows import concatenate
+from pullback._solvers.discrete import DiscreteEnergy
+from pullback._solvers.elements import DEGREE, ElementEnergy, Local, expand_locally, split, stiffness, table
+from pullback._solvers.mesh import tails
+from pullback.statistics._paths import Paths
+
+# Elements of a path: as many as its solver used, at most four; refined, at most sixteen, which resolve the walls of
+# `pullback reproduce toy`.
+_FIRST_MOST, _MOST = 4, 16
+# Relative error of a slope above which a path is not resolved at all, and may hop over what it does not see.
+_BLIND = 0.1
+# Elements half as long have an error that is smaller by this factor, and mostly by 40, unless the decoder has kinks (VAE and
+# convolutional decoder with rectified units).
+_SMOOTH = 4.0
+# Relative error of a momentum over the square of the largest tail; logarithms of the VAEs of benchmarks/models.py stay below.
+_CAREFUL = 100.0
+# Damping of unsolved directions relative to the trace, so that ignored dimensions have a Cholesky factor.
+_LEAST_DAMPING = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """Second-order expansions of the squared lengths of n paths in their centers, other nodes eliminated.
+
+    Attributes:
+        energy: ``(n,)``.
+        slope: of the energy in the center, ``(n, d)``.
+        hessian: ``(n, d, d)``.
+        inner: decrease that the other nodes promise while the center stays, ``(n,)``.
+        error: estimate of the relative error of the slope, ``(n,)``.
+    """
+
+    energy: Tensor
+    slope: Tensor
+    hessian: Tensor
+    inner: Tensor
+    error: Tensor
+
+
+class Star(abc.ABC):
+    """Paths from centers ``(n, d)``, one per path, to codes ``(n, d)`` (abstract)."""
+
+    converged: Tensor  # (n,)
+    centers: Tensor  # (n, d)
+
+    @abc.abstractmethod
+    def expand(self, exact: bool = True) -> Expansion:
+        """The expansion of the energies; with the Hessian of Gauss and Newton, at half the price, unless `exact`."""
+
+    @abc.abstractmethod
+    def energy(self) -> Tensor:
+        """The energies, ``(n,)``."""
+
+    @abc.abstractmethod
+    def moved(self, step: Tensor, share: Tensor) -> Self:
+        """The paths after their centers took a `share` ``(n,)`` of a step ``(n, d)``; after `expand`."""
+
+    @abc.abstractmethod
+    def replaced(self, rows: Tensor, other: Star) -> Self:
+        """The paths with others in the place of some."""
+
+    def refined(self, rows: Tensor) -> Self | None:
+        """Paths that are better resolved at `rows`; None if none can be."""
+        return None
+
+    def kinked(self) -> Tensor:
+        """Which paths would not be known better if they were refined, ``(n,)``."""
+        return torch.ones_like(self.converged)
+
+
+def star(paths: Paths, centers: Tensor, codes: Tensor) -> Star:
+    """Solves for the paths from centers to codes, each ``(n, d)``."""
+    if paths.is_flat:
+        return LogStar.of(paths, centers, codes)
+    solved = geodesic(paths.metric, centers, codes, solver=paths.path_solver(), init=paths.init)
+    usable = solved.curve.points.isfinite().all(-1).all(-1)
+    if not usable.any():
+        return LogStar.of(paths, centers, codes)
+    discrete = DiscreteEnergy.of(paths.metric, solved.curve.points[usable][:, [0, -1]])
+    if discrete.num_parts == 0:
+        return LogStar.of(paths, centers, codes)
+    return ElementStar.of(ElementEnergy.of(discrete, centers[usable][:1, None]), solved)
+
+
+@dataclass(eq=False)
+class LogStar(Star):
+    """Paths that are known by their logarithms; the Hessian is that of flat space."""
+
+    paths: Paths
+    centers: Tensor
+    codes: Tensor
+    velocity: Tensor
+    distance: Tensor
+    error: Tensor
+    converged: Tensor
+
+    @classmethod
+    def of(cls, paths: Paths, centers: Tensor, codes: Tensor) -> LogStar:
+        found = paths.logarithms(centers, codes)
+        return cls(paths, centers, codes, found.velocity, found.distance, found.error, found.converged)
+
+    def expand(self, exact: bool = True) -> Expansion:
+        M = self.paths.tensor(self.centers)
+        slope = -2 * (M @ self.velocity[..., None])[..., 0]
+        return Expansion(self.energy(), slope, 2 * M, torch.zeros_like(self.distance), self.error)
+
+    def energy(self) -> Tensor:
+        return self.distance.square()
+
+    def moved(self, step: Tensor, share: Tensor) -> LogStar:
+        moves, which = torch.unique(torch.cat([self.centers, share[:, None] * step], 1), dim=0, return_inverse=True)
+        start, v = moves.chunk(2, 1)
+        return LogStar.of(self.paths, self.paths.walk(start, v)[which], self.codes)
+
+    def replaced(self, rows: Tensor, other: Star) -> LogStar:
+        assert isinstance(other, LogStar)
+        new = replace(self)
+        for name in ("centers", "codes", "velocity", "distance", "error", "converged"):
+            values = getattr(self, name).clone()
+            values[rows] = getattr(other, name)
+            setattr(new, name, values)
+        return new
+
+
+@dataclass(eq=False)
+class Group:
+    """Paths of as many elements each: their numbers, nodes ``(m, K p + 1, d)``, and the responses found by `expand`."""
+
+    rows: Tensor
+    nodes: Tensor
+    responses: list[tuple[Tensor, Tensor]] | None = None
+
+
+@dataclass(eq=False)
+class ElementStar(Star):
+    """Paths in elements, in groups by the number of these."""
+
+    elements: ElementEnergy
+    groups: list[Group]
+    converged: Tensor
+
+    @classmethod
+    def of(cls, elements: ElementEnergy, solved: Geodesic) -> ElementStar:
+        """As many elements as the solver used, at most four; more where they resolve nothing."""
+        counts, found = (
+            (solved.num_segments.flatten() // DEGREE).clamp(1, _FIRST_MOST),
+            cls(elements, [], solved.converged),
+        )
+        with torch.no_grad(), unvalidated():
+            for K in range(1, _MOST + 1):
+                rows = (counts == K).nonzero()[:, 0]
+                nodes = _placed(solved, rows, K) if len(rows) else None
+                if nodes is None:
+                    continue
+                blind = (found._errors(nodes) > _BLIND) & (2 * K <= _MOST)
+                counts[rows[blind]] = 2 * K
+                if not blind.all():
+                    found.groups.append(Group(rows[~blind], nodes[~blind]))
+        return found
+
+    @property
+    def centers(self) -> Tensor:  # type: ignore[override]
+        return self._scatter([g.nodes[:, 0] for g in self.groups])
+
+    def energy(self) -> Tensor:
+        with torch.no_grad(), unvalidated():
+            return self._scatter([self.elements.energy(g.nodes, _times(g.nodes)) for g in self.groups])
+
+    def expand(self, exact: bool = True) -> Expansion:
+        parts = []
+        with torch.no_grad(), unvalidated():
+            for group in self.groups:
+                part, group.responses = self._expand(group.nodes, exact)
+                parts.append(part)
+        names = ("energy", "slope", "hessian", "inner", "error")
+        return Expansion(*(self._scatter([getattr(p, name) for p in parts]) for name in names))
+
+    def _expand(self, nodes: Tensor, exact: bool) -> tuple[Expansion, list[tuple[Tensor, Tensor]]]:
+        """Newton's expansion; that of Gauss and Newton for paths whose Hessian is not positive definite."""
+        local = _local(self.elements, nodes, exact)
+        slope, hessian, inner, responses, positive = _condense(local, exact)
+        if not positive.all():
+            other = ~positive
+            few = _condense(Local(*(x[other] for x in vars(local).values())), exact=False)
+            slope[other], hessian[other], inner[other] = few[:3]
+            for (W, w), (W_few, w_few) in zip(responses, few[3], strict=True):
+                W[other], w[other] = W_few, w_few
+        return Expansion(local.energy.sum(1), slope, hessian, inner, self._errors(nodes)), responses
+
+    def _errors(self, nodes: Tensor) -> Tensor:
+        """Estimates of the relative errors of slopes, from how fast Legendre coefficients fall."""
+        return _CAREFUL * tails(self.elements, nodes).amax(1).square()
+
+    def kinked(self) -> Tensor:
+        with torch.no_grad(), unvalidated():
+            pairs = [(self._errors(g.nodes), self._errors(_halved(g.nodes))) for g in self.groups]
+        return self._scatter([(fine > coarse / _SMOOTH) & (coarse < _BLIND) for coarse, fine in pairs])
+
+    def moved(self, step: Tensor, share: Tensor) -> ElementStar:
+        with torch.no_grad(), unvalidated():
+            return replace(self, groups=[self._moved(g, step[g.rows], share[g.rows]) for g in self.groups])
+
+    def _moved(self, group: Group, step: Tensor, share: Tensor) -> Group:
+        """Each path follows its center, and takes its own Newton step unless that raises its energy."""
+        assert group.responses is not None
+        follow = [(W, torch.zeros_like(w)) for W, w in group.responses]
+        trials = [
+            group.nodes + share[:, None, None] * _respond(responses, step) for responses in (group.responses, follow)
+        ]
+        energies = torch.stack([self.elements.energy(nodes, _times(nodes)) for nodes in trials]).nan_to_num(torch.inf)
+        return Group(group.rows, torch.where((energies[1] < energies[0])[:, None, None], trials[1], trials[0]))
+
+    def replaced(self, rows: Tensor, other: Star) -> ElementStar:
+        if not isinstance(other, ElementStar):
+            raise TypeError("Paths in elements cannot be replaced by logarithms.")
+        stays = torch.ones_like(self.converged)
+        stays[rows] = False
+        kept = [Group(g.rows[stays[g.rows]], g.nodes[stays[g.rows]]) for g in self.groups]
+        groups = [*kept, *(Group(rows[g.rows], g.nodes) for g in other.groups)]
+        converged = self.converged.clone()
+        converged[rows] = other.converged
+        return ElementStar(self.elements, [g for g in groups if len(g.rows)], converged)
+
+    def refined(self, rows: Tensor) -> ElementStar | None:
+        wanted, groups, changed = torch.zeros_like(self.converged), [], False
+        wanted[rows] = True
+        for g in self.groups:
+            finer = wanted[g.rows] & (len(g.nodes[0]) <= _MOST * DEGREE // 2 + 1)
+            if (~finer).any():
+                groups.append(Group(g.rows[~finer], g.nodes[~finer]))
+            if finer.any():
+                changed = True
+                groups.append(Group(g.rows[finer], _halved(g.nodes[finer])))
+        return replace(self, groups=groups) if changed else None
+
+    def _scatter(self, parts: list[Tensor]) -> Tensor:
+        """Values of the groups in the order of the paths."""
+        order = torch.cat([g.rows for g in self.groups]).argsort()
+        return torch.cat(parts)[order]
+
+
+def _placed(solved: Geodesic, rows: Tensor, num_elements: int) -> Tensor:
+    """The nodes of elements on solved paths."""
+    points = solved.curve.points
+    inner = torch.arange(num_elements).to(points)[:, None] + table("points", points)[:-1]
+    t = torch.cat([inner.flatten() / num_elements, torch.ones(1).to(points)])
+    nodes = solved.curve(t)[rows]
+    nodes[:, 0], nodes[:, -1] = points[rows, 0], points[rows, -1]
+    return nodes
+
+
+def _halved(nodes: Tensor) -> Tensor:
+    """The nodes of elements half as long on the same curves."""
+    new = table("halves", nodes) @ split(nodes)
+    return torch.cat([new.flatten(1, 2), nodes[:, -1:]], 1)
+
+
+def _times(nodes: Tensor) -> Tensor:
+    K = nodes.shape[1] // DEGREE
+    return torch.full((len(nodes), K), 1 / K, dtype=nodes.dtype, device=nodes.device)
+
+
+def _local(elements: ElementEnergy, nodes: Tensor, exact: bool) -> Local:
+    """The expansions of the elements of curves, ``(n, K, ...)`` each."""
+    times = _times(nodes)
+    z, weights = split(nodes).flatten(0, 1), stiffness(times).flatten(0, 1)
+    size = elements._chunk_size(nodes, DEGREE + 1, 3 * (2 + nodes.shape[-1]))
+    chunks = zip(z.split(size), weights.split(size), strict=True)
+    found = concatenate([_of_elements(elements, *chunk, exact) for chunk in chunks])
+    return Local(*(x.unflatten(0, times.shape) for x in vars(found).values()))
+
+
+def _of_elements(elements: ElementEnergy, z: Tensor, weights: Tensor, exact: bool) -> Local:
+    values, tangents, hessians = elements.frame(z)
+    local, forces = expand_locally(values, [J.movedim(0, -2) for J in tangents], weights)
+    if exact:
+        local.curvature = elements.symmetric(hessians(forces))
+    return local
+
+
+def _condense(local: Local, exact: bool) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]], Tensor]:
+    """Eliminates all nodes but the first, element by element from the last; the last node does not move.
+
+    Returns slope and Hessian in the first node, the decrease that the others promise, their responses, and where the matrices
+    are positive definite. The response ``(W, w)`` of an element's nodes to a step s of its first one is ``-(w + W s)``.
+    """
+    _, K, p, d = local.gradient.shape
+    A = local.gauss.clone()
+    if exact:
+        A.diagonal(0, 2, 4).add_(local.curvature.movedim(2, -1))
+    spare = _LEAST_DAMPING * local.gauss.flatten(4).flatten(2, 3).diagonal(0, 2, 3).mean((1, 2))
+    A.diagonal(0, 2, 4).diagonal(0, 2, 3).add_(spare[:, None, None, None])
+    responses: list[tuple[Tensor, Tensor]] = []
+    slope, hessian = local.gradient[:, -1, -1] * 0, 0 * A[:, -1, -1, :, -1]
+    inner, positive = torch.zeros_like(slope[:, 0]), torch.ones_like(slope[:, 0], dtype=torch.bool)
+    for k in reversed(range(K)):
+        stop = p - 1 if k == K - 1 else p
+        block, load = A[:, k].clone(), local.gradient[:, k].clone()
+        block[:, -1, :, -1] += hessian
+        load[:, -1] += slope
+        matrix = block[:, 1:stop, :, 1:stop].flatten(3, 4).flatten(1, 2)
+        coupling, rest = block[:, 1:stop, :, 0].flatten(1, 2), load[:, 1:stop].flatten(1)
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        solved = torch.cholesky_solve(torch.cat([coupling, rest[..., None]], -1), factor)
+        W, w = solved[..., :d], solved[..., d]
+        hessian = block[:, 0, :, 0] - coupling.mT @ W
+        slope = load[:, 0] - (coupling.mT @ w[..., None])[..., 0]
+        inner = inner + 0.5 * (rest * w).sum(-1)
+        positive = positive & (info == 0)
+        responses.append((W.unflatten(1, (-1, d)), w.unflatten(1, (-1, d))))
+    return slope, hessian, inner, responses[::-1], positive
+
+
+def _respond(responses: list[tuple[Tensor, Tensor]], step: Tensor) -> Tensor:
+    """The change of all nodes when the first takes a step."""
+    changes = [step[:, None]]
+    for W, w in responses:
+        changes.append(-(w + torch.einsum("nkij,nj->nki", W, changes[-1][:, -1])))
+    return torch.cat([*changes, torch.zeros_like(step[:, None])], 1)
