@@ -88,11 +88,15 @@ class ElementEnergy(Objective):
         return take(concatenate(parts), torch.argsort(order)) if len(parts) > 1 else parts[0]
 
     def _expand(self, nodes: Tensor, times: Tensor, exact: bool) -> Expansion:
+        return assemble(*vars(self.expand_each(nodes, times, exact)).values())
+
+    def expand_each(self, nodes: Tensor, times: Tensor, exact: bool) -> Local:
+        """The expansions of all elements by themselves, ``(B, K, ...)``."""
         z, K = split(nodes).flatten(0, 1), times.shape[1]
         size = self.chords.chunk_size(z, 3 * (2 + nodes.shape[-1]))
         chunks = zip(z.split(size), stiffness(times).flatten(0, 1).split(size), strict=True)
         local = concatenate([self._expand_locally(*chunk, exact) for chunk in chunks])
-        return assemble(*(x.unflatten(0, (-1, K)) for x in vars(local).values()))
+        return Local(*(x.unflatten(0, (-1, K)) for x in vars(local).values()))
 
     def _expand_locally(self, z: Tensor, stiffness: Tensor, exact: bool) -> Local:
         """The expansions of single elements with nodes ``(m, p + 1, d)``."""

@@ -25,14 +25,15 @@ from pullback.statistics._means import Balance
 from pullback.statistics._paths import Paths
 from pullback.statistics._stars import star
 
-# A path from the mean that was solved anew and is shorter by this share runs in another valley, and takes its place.
+# A path from the mean that was solved anew and has less energy by this share runs in another valley, and takes its place.
+# So does one in the place of a path that has so much left to gain and does not move.
 _OTHER_VALLEY = 1e-2
 # Accuracy of the first paths: they are refined when the mean is near.
 _FIRST_RTOL = 1e-2
 # Standard deviations that a mean moves before its paths are solved anew.
 _FAR = 0.2
 # Times that paths are solved anew.
-_MAX_FRESH = 3
+_MAX_FRESH = 6
 # Steps in which straight lines from candidates for the first mean are measured.
 _STEPS = 16
 # By how much the error of the logarithms may exceed the residual before the message says so.
@@ -148,16 +149,19 @@ def _solve(paths: Paths, points: Tensor, share: Tensor, mean: Tensor, rtol: floa
 
 
 def _freshen(paths: Paths, found: Balance, points: Tensor, last: Tensor) -> bool:
-    """Solves paths anew if the mean moved far since; whether shorter ones took the place of some."""
+    """Solves paths anew if the mean moved far since, or moves no more; whether better ones took the place of some."""
     rows = (found.share > 0).nonzero()[:, 0]
     gap = found.centers[0] - last
-    if not gap @ paths.tensor(last) @ gap > _FAR**2 * found.variance[0] or not len(rows):
+    far = bool(gap @ paths.tensor(last) @ gap > _FAR**2 * found.variance[0])
+    if not (far or bool(found.stuck)) or not len(rows) or paths.is_flat:
         return False
     fresh = star(paths, found.centers.expand(len(rows), -1), points[rows])
-    shorter = fresh.energy() < (1 - _OTHER_VALLEY) * found.expansion.energy[rows]
-    if not shorter.any():
+    before = found.expansion.energy[rows]
+    better = fresh.energy() < (1 - _OTHER_VALLEY) * before
+    better |= (found.expansion.inner[rows].abs() > _OTHER_VALLEY * before) & bool(found.stuck)
+    if not better.any():
         return False
-    again = rows[shorter]
+    again = rows[better]
     found.restart(found.star.replaced(again, star(paths, found.centers.expand(len(again), -1), points[again])))
     return True
 

@@ -13,6 +13,8 @@ from pullback.statistics._stars import Expansion, Star
 
 # Share of the predicted decrease that a step must bring (Armijo; Nocedal and Wright 2006, section 3.1).
 _SUFFICIENT = 1e-4
+# Longest step, and longest step that is taken straight, in standard deviations.
+_LONGEST, _FAR = 0.5, 0.1
 # Halvings of a step before the mean counts as found as well as it can be.
 _HALVINGS = 8
 # Error of the energy of a path over the error of its slope, which is that of `_stars.py`.
@@ -144,20 +146,38 @@ class Balance:
         return self._newton()[1]
 
     def _take(self, step: Tensor, promise: Tensor, moving: Tensor) -> None:
-        """One step of the open clusters, shortened where the variance does not fall."""
-        before, length = self.variance, moving.to(step)
+        """One step of the moving clusters, shortened where the variance does not fall."""
+        before, M = self.variance, self.paths.tensor(self.centers)
+        size = _quadratic(M, step).clamp_min(0).sqrt()
+        length = moving * (_LONGEST * before.sqrt() / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(1.0)
         eps = 64 * torch.finfo(step.dtype).eps
         for _ in range(_HALVINGS):
-            trial = self.star.moved(step[self.labels], length[self.labels])
-            energy = self._mean(trial.energy())
+            reach = self._along(length[:, None] * step, length * size)
+            trial = self.star.moved(reach[self.labels], length.clamp_max(1.0)[self.labels])
+            energy = self._mean(self._plausible(trial.energy(), (length * size)[self.labels]))
             good = (energy <= before * (1 + eps) - _SUFFICIENT * length * promise) | (length == 0)
             if good.all():
                 break
             length = torch.where(good, length, 0.5 * length)
         else:
             self.stuck |= ~good
-            trial = self.star.moved(step[self.labels], torch.where(good, length, 0)[self.labels])
+            length = torch.where(good, length, 0)
+            reach = self._along(length[:, None] * step, length * size)
+            trial = self.star.moved(reach[self.labels], length[self.labels])
         self._replace(trial)
+
+    def _along(self, step: Tensor, size: Tensor) -> Tensor:
+        """Where geodesics with such velocities lead, as differences: straight steps would leave the domain if they are long."""
+        far = size > _FAR * self.variance.sqrt()
+        step = step.clone()
+        if far.any():
+            step[far] = self.paths.walk(self.centers[far], step[far]) - self.centers[far]
+        return step
+
+    def _plausible(self, energy: Tensor, size: Tensor) -> Tensor:
+        """Energies, infinite where they fall faster than the triangle inequality allows: a path has left the domain."""
+        least = (self.expansion.energy.clamp_min(0).sqrt() - 2 * size).clamp_min(0)
+        return torch.where(energy >= (1 - 1e-3) * least.square(), energy, torch.inf)
 
     def _replace(self, new: Star) -> None:
         promise = (self._promise() / self.variance.clamp_min(torch.finfo(self.share.dtype).tiny)).amax()

@@ -28,9 +28,9 @@ from pullback.statistics._paths import DEFAULT_RTOL, Paths, Starts
 
 # Bandwidths beyond which a kernel counts as zero: exp(-18) is 1.5e-8.
 _REACH = 6.0
-# Distance of neighboring geodesics in bandwidths, and their accuracy: both errors of the stretch are then below 1e-3
-# (test_a_kernel_of_constant_curvature).
-_NUDGE, _NUDGE_RTOL = 3e-2, 1e-5
+# Accuracy of neighboring geodesics, as a share of `rtol`; their distance in bandwidths is its cubic root, which balances the
+# error of differences and that of geodesics.
+_NUDGE_RTOL = 1e-2
 
 
 class GeodesicNeighbors(Estimator):
@@ -208,7 +208,7 @@ class GeodesicKernelDensity(DensityMixin, Estimator):
         exponent = torch.full((len(queries), len(codes)), -torch.inf).to(queries)
         exponent[i, j] = -0.5 * (distance / h) ** 2
         if self.stretch and not paths.is_flat and len(i):
-            exponent[i, j] -= log_stretch(self._paths(min(self.rtol, _NUDGE_RTOL)), codes[j], v, h)
+            exponent[i, j] -= log_stretch(self._paths(_NUDGE_RTOL * self.rtol), codes[j], v, h)
         constant = math.log(len(codes)) + 0.5 * codes.shape[1] * math.log(2 * math.pi * h**2)
         return like(exponent.logsumexp(1) - constant, X)
 
@@ -229,10 +229,11 @@ def log_stretch(paths: Paths, z: Tensor, v: Tensor, scale: float) -> Tensor:
             "pullback.WithPrior, or pass stretch=False."
         )
     # orthonormal tangents, one at a time
-    nudge = _NUDGE * scale * torch.linalg.inv(factor).transpose(0, 1)
+    width = max(paths.rtol, torch.finfo(v.dtype).eps) ** (1 / 3) * scale
+    nudge = width * torch.linalg.inv(factor).transpose(0, 1)
     ends = paths.exponentials(z, torch.cat([v[None], v + nudge, v - nudge]))
     plus, minus = ends[1:].chunk(2)
-    slopes = ((plus - minus) / (2 * _NUDGE * scale)).transpose(0, 1)
+    slopes = ((plus - minus) / (2 * width)).transpose(0, 1)
     arrived = ends.isfinite().all(-1).all(0)
     stretch = torch.full_like(v[:, 0], torch.inf)
     stretch[arrived] = torch.linalg.slogdet(slopes[arrived]).logabsdet + paths.log_volume(ends[0][arrived])

@@ -16,7 +16,7 @@ from sklearn.utils import Tags
 from torch import Tensor
 
 from pullback._metrics.base import Metric
-from pullback._solvers.base import Solver
+from pullback._solvers.base import ConvergenceError, Solver
 from pullback.statistics._estimator import Estimator, like
 from pullback.statistics._frechet import frechet_mean
 from pullback.statistics._paths import DEFAULT_RTOL, Starts
@@ -68,10 +68,11 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """Finds the mean and the principal directions of codes ``(n, d)``."""
         codes = self._codes(X, reset=True, ensure_min_samples=2)
         num = self._num_components(codes)
-        found = frechet_mean(self._metric(), codes, solver=self.solver, init=self.graph, rtol=self.rtol)
+        paths = self._paths()
+        found = frechet_mean(paths.metric, codes, solver=self.solver, init=self.init, rtol=self.rtol)
         if not torch.isfinite(found.logarithms).all():
-            raise RuntimeError(f"Not every code has a logarithm at the mean: {found.status}.")
-        root, inverse = _roots(self._metric().tensor(found.mean))
+            raise ConvergenceError(f"Not every code has a logarithm at the mean: {found.message}.", found)
+        root, inverse = _roots(paths.tensor(found.mean))
         values, directions = _principal(found.logarithms @ root)
         self.mean_ = like(found.mean, X)
         self.components_ = like(directions[:num] @ inverse, X)
@@ -88,7 +89,7 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """The coordinates ``(n, n_components)`` of codes along the components; NaN for codes that no path reaches."""
         codes = self._codes(X)
         mean = torch.as_tensor(self.mean_).to(codes).expand_as(codes)
-        found = logs(self._metric(), mean, codes, solver=self.solver, init=self.graph, rtol=self.rtol)
+        found = self._paths().logarithms(mean, codes)
         return like(found.velocity @ torch.as_tensor(self.covectors_).to(codes).mT, X)
 
     def inverse_transform(self, X: Any) -> Any:

@@ -22,10 +22,8 @@ from torch import Tensor
 
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.geodesic import Geodesic, geodesic
-from pullback._numerics.rows import concatenate
-from pullback._solvers.discrete import DiscreteEnergy
-from pullback._solvers.elements import DEGREE, ElementEnergy, Local, expand_locally, split, stiffness, table
-from pullback._solvers.mesh import tails
+from pullback._solvers.chords import ChordEnergy
+from pullback._solvers.elements import DEGREE, ElementEnergy, Local, equal_times, halved, placed
 from pullback.statistics._paths import Paths
 
 # Elements of a path: as many as its solver used, at most four; refined, at most sixteen, which resolve the walls of
@@ -38,6 +36,8 @@ _BLIND = 0.1
 _SMOOTH = 4.0
 # Relative error of a momentum over the square of the largest tail; logarithms of the VAEs of benchmarks/models.py stay below.
 _CAREFUL = 100.0
+# Shares of its own Newton step that a path tries while it follows its center.
+_OWN_STEPS = (1.0, 0.25, 0.0)
 # Damping of unsolved directions relative to the trace, so that ignored dimensions have a Cholesky factor.
 _LEAST_DAMPING = 1e-9
 
@@ -77,7 +77,7 @@ class Star(abc.ABC):
 
     @abc.abstractmethod
     def moved(self, step: Tensor, share: Tensor) -> Self:
-        """The paths after their centers took a `share` ``(n,)`` of a step ``(n, d)``; after `expand`."""
+        """The paths after their centers took steps ``(n, d)`` and they a share ``(n,)`` of their own; after `expand`."""
 
     @abc.abstractmethod
     def replaced(self, rows: Tensor, other: Star) -> Self:
@@ -100,10 +100,10 @@ def star(paths: Paths, centers: Tensor, codes: Tensor) -> Star:
     usable = solved.curve.points.isfinite().all(-1).all(-1)
     if not usable.any():
         return LogStar.of(paths, centers, codes)
-    discrete = DiscreteEnergy.of(paths.metric, solved.curve.points[usable][:, [0, -1]])
-    if discrete.num_parts == 0:
+    chords = ChordEnergy.checked(paths.metric, solved.curve.points[usable])
+    if chords.num_parts == 0:
         return LogStar.of(paths, centers, codes)
-    return ElementStar.of(ElementEnergy.of(discrete, centers[usable][:1, None]), solved)
+    return ElementStar.of(ElementEnergy.of(chords, solved.curve.points[usable]), solved)
 
 
 @dataclass(eq=False)
@@ -132,9 +132,7 @@ class LogStar(Star):
         return self.distance.square()
 
     def moved(self, step: Tensor, share: Tensor) -> LogStar:
-        moves, which = torch.unique(torch.cat([self.centers, share[:, None] * step], 1), dim=0, return_inverse=True)
-        start, v = moves.chunk(2, 1)
-        return LogStar.of(self.paths, self.paths.walk(start, v)[which], self.codes)
+        return LogStar.of(self.paths, self.centers + step, self.codes)
 
     def replaced(self, rows: Tensor, other: Star) -> LogStar:
         assert isinstance(other, LogStar)
@@ -170,10 +168,11 @@ class ElementStar(Star):
             (solved.num_segments.flatten() // DEGREE).clamp(1, _FIRST_MOST),
             cls(elements, [], solved.converged),
         )
+        points = solved.curve.points
         with torch.no_grad(), unvalidated():
             for K in range(1, _MOST + 1):
                 rows = (counts == K).nonzero()[:, 0]
-                nodes = _placed(solved, rows, K) if len(rows) else None
+                nodes = placed(points[rows], DEGREE * K) if len(rows) else None
                 if nodes is None:
                     continue
                 blind = (found._errors(nodes) > _BLIND) & (2 * K <= _MOST)
@@ -188,7 +187,7 @@ class ElementStar(Star):
 
     def energy(self) -> Tensor:
         with torch.no_grad(), unvalidated():
-            return self._scatter([self.elements.energy(g.nodes, _times(g.nodes)) for g in self.groups])
+            return self._scatter([self.elements.energy(g.nodes, equal_times(g.nodes)) for g in self.groups])
 
     def expand(self, exact: bool = True) -> Expansion:
         parts = []
@@ -201,7 +200,7 @@ class ElementStar(Star):
 
     def _expand(self, nodes: Tensor, exact: bool) -> tuple[Expansion, list[tuple[Tensor, Tensor]]]:
         """Newton's expansion; that of Gauss and Newton for paths whose Hessian is not positive definite."""
-        local = _local(self.elements, nodes, exact)
+        local = self.elements.expand_each(nodes, equal_times(nodes), exact)
         slope, hessian, inner, responses, positive = _condense(local, exact)
         if not positive.all():
             other = ~positive
@@ -213,11 +212,11 @@ class ElementStar(Star):
 
     def _errors(self, nodes: Tensor) -> Tensor:
         """Estimates of the relative errors of slopes, from how fast Legendre coefficients fall."""
-        return _CAREFUL * tails(self.elements, nodes).amax(1).square()
+        return _CAREFUL * self.elements.tails(nodes).amax(1).square()
 
     def kinked(self) -> Tensor:
         with torch.no_grad(), unvalidated():
-            pairs = [(self._errors(g.nodes), self._errors(_halved(g.nodes))) for g in self.groups]
+            pairs = [(self._errors(g.nodes), self._errors(halved(g.nodes))) for g in self.groups]
         return self._scatter([(fine > coarse / _SMOOTH) & (coarse < _BLIND) for coarse, fine in pairs])
 
     def moved(self, step: Tensor, share: Tensor) -> ElementStar:
@@ -225,14 +224,15 @@ class ElementStar(Star):
             return replace(self, groups=[self._moved(g, step[g.rows], share[g.rows]) for g in self.groups])
 
     def _moved(self, group: Group, step: Tensor, share: Tensor) -> Group:
-        """Each path follows its center, and takes its own Newton step unless that raises its energy."""
+        """Each path follows its center, and takes what lowers its energy most of its own Newton step."""
         assert group.responses is not None
-        follow = [(W, torch.zeros_like(w)) for W, w in group.responses]
         trials = [
-            group.nodes + share[:, None, None] * _respond(responses, step) for responses in (group.responses, follow)
+            group.nodes + _respond([(W, part * share[:, None, None] * w) for W, w in group.responses], step)
+            for part in _OWN_STEPS
         ]
-        energies = torch.stack([self.elements.energy(nodes, _times(nodes)) for nodes in trials]).nan_to_num(torch.inf)
-        return Group(group.rows, torch.where((energies[1] < energies[0])[:, None, None], trials[1], trials[0]))
+        energies = [self.elements.energy(nodes, equal_times(nodes)) for nodes in trials]
+        best = torch.stack(energies).nan_to_num(torch.inf).argmin(0)
+        return Group(group.rows, torch.stack(trials)[best, torch.arange(len(best), device=best.device)])
 
     def replaced(self, rows: Tensor, other: Star) -> ElementStar:
         if not isinstance(other, ElementStar):
@@ -254,52 +254,13 @@ class ElementStar(Star):
                 groups.append(Group(g.rows[~finer], g.nodes[~finer]))
             if finer.any():
                 changed = True
-                groups.append(Group(g.rows[finer], _halved(g.nodes[finer])))
+                groups.append(Group(g.rows[finer], halved(g.nodes[finer])))
         return replace(self, groups=groups) if changed else None
 
     def _scatter(self, parts: list[Tensor]) -> Tensor:
         """Values of the groups in the order of the paths."""
         order = torch.cat([g.rows for g in self.groups]).argsort()
         return torch.cat(parts)[order]
-
-
-def _placed(solved: Geodesic, rows: Tensor, num_elements: int) -> Tensor:
-    """The nodes of elements on solved paths."""
-    points = solved.curve.points
-    inner = torch.arange(num_elements).to(points)[:, None] + table("points", points)[:-1]
-    t = torch.cat([inner.flatten() / num_elements, torch.ones(1).to(points)])
-    nodes = solved.curve(t)[rows]
-    nodes[:, 0], nodes[:, -1] = points[rows, 0], points[rows, -1]
-    return nodes
-
-
-def _halved(nodes: Tensor) -> Tensor:
-    """The nodes of elements half as long on the same curves."""
-    new = table("halves", nodes) @ split(nodes)
-    return torch.cat([new.flatten(1, 2), nodes[:, -1:]], 1)
-
-
-def _times(nodes: Tensor) -> Tensor:
-    K = nodes.shape[1] // DEGREE
-    return torch.full((len(nodes), K), 1 / K, dtype=nodes.dtype, device=nodes.device)
-
-
-def _local(elements: ElementEnergy, nodes: Tensor, exact: bool) -> Local:
-    """The expansions of the elements of curves, ``(n, K, ...)`` each."""
-    times = _times(nodes)
-    z, weights = split(nodes).flatten(0, 1), stiffness(times).flatten(0, 1)
-    size = elements._chunk_size(nodes, DEGREE + 1, 3 * (2 + nodes.shape[-1]))
-    chunks = zip(z.split(size), weights.split(size), strict=True)
-    found = concatenate([_of_elements(elements, *chunk, exact) for chunk in chunks])
-    return Local(*(x.unflatten(0, times.shape) for x in vars(found).values()))
-
-
-def _of_elements(elements: ElementEnergy, z: Tensor, weights: Tensor, exact: bool) -> Local:
-    values, tangents, hessians = elements.frame(z)
-    local, forces = expand_locally(values, [J.movedim(0, -2) for J in tangents], weights)
-    if exact:
-        local.curvature = elements.symmetric(hessians(forces))
-    return local
 
 
 def _condense(local: Local, exact: bool) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]], Tensor]:
