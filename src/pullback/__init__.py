@@ -54,6 +54,8 @@ from pullback._geometry.logarithm import Logarithm as Logarithm
 from pullback._geometry.logarithm import logarithm as logarithm
 from pullback._geometry.logarithm import logmap as logmap
 from pullback._geometry.pairwise.matrix import pairwise_distances as pairwise_distances
+from pullback._geometry.pairwise.neighbors import Neighbors as Neighbors
+from pullback._geometry.pairwise.neighbors import neighbors as neighbors
 from pullback._geometry.pairwise.run import FailedPairsWarning as FailedPairsWarning
 from pullback._geometry.pairwise.store import DistanceStore as DistanceStore
 from pullback._geometry.projection import Projection as Projection
