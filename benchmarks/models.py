@@ -82,6 +82,7 @@ class Model:
     decoder: Decoder
     codes: Tensor  # (n, d)
     flops: int  # of one forward pass at one code
+    network: nn.Sequential  # of the decoder
 
 
 def trained(d: int, cache: Path, dtype: torch.dtype = torch.float64, family: str = "bernoulli") -> Model:
@@ -224,4 +225,4 @@ def _model(
     def decoder(z: Tensor) -> Distribution:
         return family.likelihood(network(z).unflatten(-1, (-1, family.outputs)))
 
-    return Model(decoder, codes.to(device=device, dtype=dtype), 2 * weights)
+    return Model(decoder, codes.to(device=device, dtype=dtype), 2 * weights, network)

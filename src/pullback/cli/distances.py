@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import tyro
+from scipy import sparse
 
 import pullback as pb
 
@@ -21,7 +22,8 @@ import pullback as pb
 class Options:
     """Geodesic distances of all pairs of codes, in a zarr store. A run that was stopped goes on when it is called again.
 
-    With --neighbors the k nearest neighbors of every code instead, as a sparse matrix that scipy.sparse.load_npz reads.
+    With --neighbors the k nearest neighbors of every code instead: OUT/neighbors.npz is a sparse matrix of their distances, for
+    scipy.sparse.load_npz.
     """
 
     decoder: tyro.conf.Positional[str]
@@ -30,7 +32,7 @@ class Options:
     codes: Path
     """File of the codes (n, d), written by numpy.save."""
     out: Path
-    """Folder of the store, such as d.zarr; with --neighbors a file .npz."""
+    """Folder of the store, such as d.zarr."""
     workers: int = -1
     """Processes on this machine; -1 for one per core."""
     dask: str | None = None
@@ -61,17 +63,18 @@ def main(arguments: Sequence[str]) -> None:
 def _run(options: Options) -> str:
     metric, codes = _metric(options), _codes(options)
     alone = options.dask is not None or options.device != "cpu"
-    store = pb.pairwise_distances(
-        metric,
-        codes,
-        out=options.out,
-        shard=_shard(options.shard),
-        block_size=options.block_size,
-        batch_size=options.batch_size,
-        n_jobs=1 if alone else options.workers,
-        client=options.dask,
-    )
-    return _report(store)
+    engine: dict[str, Any] = {"n_jobs": 1 if alone else options.workers, "client": options.dask}
+    engine |= {"batch_size": options.batch_size, "out": options.out}
+    if options.neighbors is not None:
+        if options.shard is not None:
+            raise ValueError(
+                "Neighbors are found in two rounds, which shards cannot wait for: use --workers or --dask."
+            )
+        found = pb.neighbors(metric, codes, options.neighbors, **engine)
+        sparse.save_npz(options.out / "neighbors.npz", sparse.csr_matrix(found.distances))
+        return f"{found!r}; {options.out / 'neighbors.npz'} is complete"
+    shard = _shard(options.shard)
+    return _report(pb.pairwise_distances(metric, codes, shard=shard, block_size=options.block_size, **engine))
 
 
 def _report(store: pb.DistanceStore) -> str:

@@ -21,7 +21,8 @@ def fuzzy_union(distances: sparse.csr_array) -> sparse.csr_array:
     >>> fuzzy_union(line).toarray().round(2).tolist()
     [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
     """
-    n, counts = distances.shape[0], np.diff(distances.indptr)
+    counts = np.diff(distances.indptr)
+    n = len(counts)
     rows, d = np.repeat(np.arange(n), counts), distances.data.astype(float)
     # The nearest neighbor that is not a copy.
     nearest = np.full(n, np.inf)

@@ -1,8 +1,8 @@
 r"""Nearest neighbors under a metric, from a few geodesics per code.
 
 Candidates of a code are those nearest to it in an embedding of the metric, where flat distances bound geodesic ones from below, and
-those nearest in the latent space. The k most promising are solved, by the length of the straight line. The worst of them is farther than the
-k-th neighbor, so of the other candidates only those with a smaller bound are solved. If no code left out has a smaller bound either,
+those nearest in the latent space. The k with the shortest straight lines are solved. The worst of them is farther than the k-th
+neighbor, so of the other candidates only those with a smaller bound are solved. If no code left out has a smaller bound either,
 the neighbors are certain.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +20,9 @@ from scipy import sparse
 from scipy.spatial import KDTree
 from torch import Tensor
 
-from pullback._curves.steps import safe_sqrt, squared_steps
+from pullback._curves.steps import MAX_DECODED, safe_sqrt, squared_steps
 from pullback._decoders.contract import unvalidated
+from pullback._geometry.certificate import lower_bounds
 from pullback._geometry.pairwise.bounds import nearest_in_position, positions
 from pullback._geometry.pairwise.connectivities import fuzzy_union
 from pullback._geometry.pairwise.job import Job, Starts
@@ -37,8 +38,6 @@ from pullback._typing import Float
 
 # Candidates per neighbor asked for: enough for a recall of 0.98 in 10 dimensions (benchmarks/distances.py --neighbors).
 _CANDIDATES = 4
-# Of them, how many are taken from the latent space: on the far side of a wall codes look alike and are not near.
-_FROM_LATENT_SPACE = 1
 # Straight lines are measured in this many steps, which only decides who is solved first.
 _STEPS = 4
 # Pairs in a block of a list; what a killed process loses.
@@ -64,7 +63,8 @@ class Neighbors:
 
     def connectivities(self) -> sparse.csr_array:
         """Weights between 0 and 1 of the symmetric neighbor graph, as UMAP and scanpy make them (McInnes et al. 2018)."""
-        if self.distances.shape[0] != self.distances.shape[1]:
+        rows, columns = self.distances.shape or (0, 0)
+        if rows != columns:
             raise ValueError(
                 "Connectivities are those of a set of codes with itself: call pullback.neighbors without queries."
             )
@@ -89,7 +89,7 @@ class Neighbors:
         adata.uns[key] = {f"{name}_key": where for name, where in names.items()} | {"params": parameters}
 
     def __repr__(self) -> str:
-        rows = self.distances.shape[0]
+        rows = len(self.certified)
         return f"Neighbors({self.n_neighbors} of {rows} codes, {int(self.certified.sum())} certified; {self.num_solved} pairs solved)"
 
 
@@ -118,8 +118,8 @@ def neighbors(
         Z: codes, ``(n, d)``.
         k: how many neighbors. No code is its own.
         queries: other codes, whose neighbors in ``Z`` are asked for.
-        max_candidates: candidates of each code, ``4 k`` by default, of which those are solved whose bounds do not exclude them.
-            With ``len(Z)`` the answer is that of solving all pairs.
+        max_candidates: candidates of each code, ``4 k`` by default, besides the k nearest in the latent space. Those are solved
+            whose bounds do not exclude them. With ``len(Z)`` the answer is that of solving all pairs.
         solver: as in `pullback.geodesic`.
         init: as in `pullback.pairwise_distances`.
         n_jobs: as in `pullback.pairwise_distances`.
@@ -143,14 +143,15 @@ def neighbors(
     asked = Z if queries is None else queries
     _check(Z, asked, k, own)
     most = min(len(Z) - own, max_candidates or _CANDIDATES * k)
-    candidates = _candidates(metric, asked.detach(), Z.detach(), max(k, most), own)
+    candidates = _candidates(metric, asked.detach(), Z.detach(), k, max(k, most), own)
     engine = Engine(n_jobs, client, [str(device) for device in devices] if devices else None)
     batch = batch_size or BATCH.get(Z.device.type, BATCH["cuda"])
+    none = np.zeros(0, int)
     job = Job(
         metric,
         asked.detach(),
         Z.detach(),
-        ListPlan(*np.zeros((2, 0), int), _BLOCK),
+        ListPlan(none, none, _BLOCK),
         solver or GaussNewton(),
         init,
         batch,
@@ -191,25 +192,19 @@ class _Candidates:
         return rows, columns, np.concatenate([values, values]), np.concatenate([number, number])
 
 
-def _candidates(metric: Metric, queries: Tensor, codes: Tensor, num: int, own: bool) -> _Candidates:
+def _candidates(metric: Metric, queries: Tensor, codes: Tensor, k: int, num: int, own: bool) -> _Candidates:
     both = positions(metric, codes if own else torch.cat([codes, queries]))
-    flat = both.points[: len(codes)], both.points if own else both.points[len(codes) :]
-    index, lower, beyond = (x.cpu().numpy() for x in nearest_in_position(flat[1], flat[0], num, own=own))
-    row, column = np.repeat(np.arange(len(queries)), index.shape[1]), index.ravel()
-    near = _near_in_latent_space(
-        queries, codes, min(max(1, num // _CANDIDATES * _FROM_LATENT_SPACE), len(codes) - own), own
-    )
-    row, column = (
-        np.concatenate([row[np.isfinite(lower.ravel())], near[0]]),
-        np.concatenate([column[np.isfinite(lower.ravel())], near[1]]),
-    )
-    row, column = _unique(row, column, len(codes), own)
-    chord = torch.linalg.vector_norm(flat[1][row] - flat[0][column], dim=-1).cpu().numpy()
-    bound = np.nan_to_num(chord * (1 - 1e-9)) if both.is_bound else np.zeros(len(row))
-    everything = index.shape[1] >= len(codes) - own
-    left_out = np.where(both.is_bound, beyond, np.inf if everything else 0.0)
+    points, asked = both.points[: len(codes)], both.points if own else both.points[len(codes) :]
+    index, flat, beyond = (x.cpu().numpy() for x in nearest_in_position(asked, points, num, own=own))
+    known = np.isfinite(flat)
+    row, column = known.nonzero()[0], index[known]
+    # On the far side of a wall codes look alike and are not near, so those nearest in the latent space count too.
+    near = _near_in_latent_space(queries, codes, k, own)
+    row, column = _unique(np.concatenate([row, near[0]]), np.concatenate([column, near[1]]), len(codes), own)
+    lower = _lower_bounds(metric, queries, codes, row, column)
+    left_out = beyond if both.is_bound else np.full(len(queries), np.inf if num >= len(codes) - own else 0.0)
     straight = _straight_lengths(metric, queries, codes, row, column)
-    return _Candidates(row, column, bound, straight, left_out, len(queries), len(codes), own)
+    return _Candidates(row, column, lower, straight, left_out, len(queries), len(codes), own)
 
 
 def _near_in_latent_space(queries: Tensor, codes: Tensor, num: int, own: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -218,6 +213,7 @@ def _near_in_latent_space(queries: Tensor, codes: Tensor, num: int, own: bool) -
     if not len(finite) or not len(asked):
         return np.zeros(0, int), np.zeros(0, int)
     tree = KDTree(codes.cpu().double().numpy()[finite])
+    # One more, as the nearest of all is the code itself.
     number = min(num + own, len(finite))
     found = tree.query(queries.cpu().double().numpy()[asked], k=number)[1].reshape(len(asked), number)
     row, column = np.repeat(asked, number), finite[found.ravel()]
@@ -229,6 +225,16 @@ def _unique(row: np.ndarray, column: np.ndarray, num_columns: int, own: bool) ->
         row, column = np.minimum(row, column), np.maximum(row, column)
     pairs = np.unique(row.astype(np.int64) * num_columns + column)
     return pairs // num_columns, pairs % num_columns
+
+
+def _lower_bounds(metric: Metric, queries: Tensor, codes: Tensor, row: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """What the family knows of each pair without a path."""
+    bounds = [np.zeros(0)]
+    with torch.no_grad(), unvalidated():
+        for start in range(0, len(row), MAX_DECODED):
+            i, j = row[start : start + MAX_DECODED], column[start : start + MAX_DECODED]
+            bounds.append(lower_bounds(metric, queries[i], codes[j]).double().cpu().numpy())
+    return np.nan_to_num(np.concatenate(bounds))
 
 
 def _straight_lengths(
@@ -273,7 +279,7 @@ class _Search:
         """Fills in the distances of some pairs."""
         c = self.candidates
         plan = ListPlan(c.row[chosen], c.column[chosen], _BLOCK)
-        job = Job(**(vars(self.job) | {"plan": plan}))
+        job = replace(self.job, plan=plan)
         blocks, out = list(plan.blocks()), None if self.out is None else self.out / name
         if out is None:
             values, _ = run(job, self.engine, blocks, None, errors=self.errors)

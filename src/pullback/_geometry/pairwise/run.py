@@ -117,14 +117,13 @@ def _sentence(num_failed: int, failures: Sequence[tuple[int, int, str]]) -> str:
 
 def _with_progress(job: Job, solved: Iterator[Solved], blocks: Sequence[Block]) -> Iterator[Solved]:
     """Shows pairs, rate and time left, where somebody is looking."""
+    if not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        yield from solved
+        return
     from tqdm import tqdm
 
-    seen = sys.stderr.isatty() or "ipykernel" in sys.modules
-    total = sum(len(job.plan.pairs(block)[0]) for block in blocks) if seen else None
-    failed = 0
-    with tqdm(
-        total=total, desc="distances", unit="pairs", unit_scale=True, delay=2, leave=False, disable=not seen
-    ) as bar:
+    total, failed = sum(len(job.plan.pairs(block)[0]) for block in blocks), 0
+    with tqdm(total=total, desc="distances", unit=" pairs", unit_scale=True, delay=2, leave=False) as bar:
         for one in solved:
             failed += one.num_failed
             bar.update(one.num_pairs)
