@@ -4,7 +4,7 @@
 - `in_transform` (``torch._C._functorch``): inside a transform codes have no values to look at.
 - `values_only` (``forward_ad._set_fwd_grad_enabled``): there is no public way to leave a result out of a forward-mode derivative.
 - `load_forward_mode` (``torch._decomp``): the first forward-mode derivative of a process compiles rules with a deprecated function.
-- `plain_kernels` (``torch._C._set_mkldnn_enabled``): there is no public switch for oneDNN's recurrences.
+- `differentiable_kernels` (``torch._C._set_mkldnn_enabled``): there is no public switch for oneDNN's recurrences.
 - `batch_norms`, `dropouts` (``torch.nn.modules``): the base classes of all normalization and dropout layers are private.
 - `torch_kl_rule`, `has_registered_kl` (``torch.distributions.kl``): torch has no public way to ask which rules exist.
 - `given_probs` (``Distribution._param``): the logits torch offers then are clamped, and it does not say which were given.
@@ -132,9 +132,6 @@ def _choose_plain_kernels(undo: contextlib.ExitStack) -> None:
     torch.backends.mha.set_fastpath_enabled(False)
     undo.enter_context(sdpa_kernel(SDPBackend.MATH))
     undo.enter_context(torch.backends.cudnn.flags(enabled=False))
-    # Compiled code has no second derivatives. Setting the stance would load the compiler, so only where it is loaded.
-    if "torch._dynamo" in sys.modules:
-        undo.enter_context(torch.compiler.set_stance("force_eager"))
 
 
 def _switch_validation_off(undo: contextlib.ExitStack) -> None:
@@ -142,8 +139,27 @@ def _switch_validation_off(undo: contextlib.ExitStack) -> None:
     Distribution.set_default_validate_args(False)
 
 
-plain_kernels = SharedSetting(_choose_plain_kernels)
-"""A context with variants of torch's kernels that have all derivatives: unfused attention, plain recurrences, no compiled code."""
+def _leave_compiled_code(undo: contextlib.ExitStack) -> None:
+    undo.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+_plain_kernels = SharedSetting(_choose_plain_kernels)
+_eager_code = SharedSetting(_leave_compiled_code)
 
 unvalidated = SharedSetting(_switch_validation_off)
 """A context in which distributions do not check their parameters: a NaN reaches the caller instead of ending the batch."""
+
+
+@contextlib.contextmanager
+def differentiable_kernels(*, plain: bool = False) -> Iterator[None]:
+    """A context in which decoders are differentiated: compiled code runs as it was written, because it has no second derivatives.
+
+    With `plain` also variants of torch's kernels that have all derivatives: unfused attention, plain recurrences.
+    """
+    with contextlib.ExitStack() as stack:
+        # To ask for it would load the compiler, so only where it is loaded.
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(_eager_code())
+        if plain:
+            stack.enter_context(_plain_kernels())
+        yield

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pullback._autodiff.torch_internals import in_transform, plain_kernels
+from pullback._autodiff.torch_internals import differentiable_kernels, in_transform
 from pullback._autodiff.torch_internals import unvalidated as unvalidated
 from pullback._decoders.networks import reference
 from pullback._decoders.probe import Decoder as Decoder
@@ -43,7 +43,7 @@ def decode(decoder: Decoder, z: Tensor) -> Distribution:
     if known is not None:
         known.check_modes()
     wanted = in_transform() or (torch.is_grad_enabled() and z.requires_grad)
-    with plain_kernels() if wanted and route(decoder, z).plain else contextlib.nullcontext():
+    with differentiable_kernels(plain=route(decoder, z).plain) if wanted else contextlib.nullcontext():
         return called(decoder, z)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pullback._autodiff.derivatives import Map, jet, pushforward
-from pullback._autodiff.torch_internals import batch_norms, dropouts, in_transform, plain_kernels, unvalidated
+from pullback._autodiff.torch_internals import batch_norms, differentiable_kernels, dropouts, in_transform, unvalidated
 from pullback._decoders.memory import Memory
 from pullback._decoders.networks import networks
 from pullback._decoders.refusals import (
@@ -96,7 +96,7 @@ def route(decoder: Decoder, z: Tensor) -> Route:
     known = _ROUTES.get(decoder, _detail(z))
     if known is None and not in_transform() and (codes := _few(z)) is not None:
         facts(decoder, z)
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), differentiable_kernels():
             known = _ask(decoder, codes.clone())
         _ROUTES.put(decoder, _detail(z), known)
     return known or Route()
@@ -228,7 +228,7 @@ def _ask(decoder: Decoder, codes: Tensor) -> Route:
 
     if _works(lambda: _differentiate(f, codes, forward=True, twice=True)):
         return Route()
-    with plain_kernels():
+    with differentiable_kernels(plain=True):
         for forward, twice in [(True, True), (False, True), (True, False)]:
             if _works(lambda: _differentiate(f, codes, forward=forward, twice=twice)):  # noqa: B023
                 return Route(plain=True, forward=forward)

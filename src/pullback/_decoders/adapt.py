@@ -1,0 +1,145 @@
+"""Models of other people as decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    ContinuousBernoulli,
+    Distribution,
+    Exponential,
+    Geometric,
+    Normal,
+    OneHotCategorical,
+    Poisson,
+)
+
+from pullback._decoders.contract import Decoder
+from pullback._decoders.refusals import DecoderError
+from pullback._typing import Float
+
+Family = type[Distribution] | Callable[..., Distribution]
+
+# Where libraries keep the decoder of a model: plain and Lightning modules and pythae (`decoder`), diffusers (`decode`), scvi-tools
+# (`generative`).
+_PLACES = ("decode", "decoder", "generative")
+# What libraries call the decoded mean in what a decoder returns: pythae, diffusers, Hugging Face.
+_FIELDS = ("reconstruction", "sample", "logits", "mean", "loc", "px")
+_LOGITS = (Bernoulli, ContinuousBernoulli, Binomial, Categorical, OneHotCategorical, Geometric)
+_RATES = (Poisson, Exponential)
+
+
+class AdaptedDecoder(nn.Module):
+    """A model with its likelihood: ``adapted(z)`` is p(x|z). Make one with `as_decoder`."""
+
+    def __init__(self, model: Callable[..., Any], family: Family | None):
+        super().__init__()
+        self.model = model
+        self.family = family
+        # The model behind a method is registered, so that .to() and state_dict() reach it.
+        self.owner = owner if isinstance(owner := getattr(model, "__self__", None), nn.Module) else None
+
+    def forward(self, z: Float[Tensor, "*batch d"]) -> Distribution:
+        """The distribution of the data, for codes of any batch shape where a `family` builds it."""
+        if self.family is None:
+            return _as_distribution(self.model(z))
+        parameters = _parameters(self.model(z.reshape(-1, z.shape[-1])))
+        return _build(self.family, [x.reshape(z.shape[:-1] + x.shape[1:]) for x in parameters])
+
+    def extra_repr(self) -> str:
+        """What is inside, for printing."""
+        return f"family={getattr(self.family, '__name__', self.family)}"
+
+
+def as_decoder(model: Any, family: Family | None = None) -> Decoder:
+    r"""A decoder made of a model as other libraries build them.
+
+    Finds the part that decodes (the model itself, or its ``decode``, ``decoder`` or ``generative``), what of its output are the
+    parameters (a tensor, a tuple ``(mean, log_variance)``, or an object or dictionary with ``reconstruction``, ``sample``,
+    ``logits`` …), and puts the likelihood around them.
+
+    Args:
+        model: a module (plain, Lightning, pythae, diffusers, scvi-tools), or any function of the codes ``(N, d)``.
+        family: the likelihood the model was trained with: a class of `torch.distributions`, or a function from the model's
+            tensors to a distribution, such as ``lambda x: Bernoulli(probs=x)``. A class reads a single tensor as logits
+            (Bernoulli, categorical), as the logarithm of the rate (Poisson, Exponential), or as the mean of a `Normal` of unit
+            variance; of two tensors `Normal` takes the second for the logarithm of the variance. None if the model
+            returns distributions.
+
+    Raises:
+        DecoderError: no part of the model decodes, or its output cannot be read; the message says what to write instead.
+
+    >>> from torch.distributions import Bernoulli
+    >>> vae = nn.ModuleDict({"encoder": nn.Linear(784, 2), "decoder": nn.Linear(2, 784)})
+    >>> as_decoder(vae["decoder"], Bernoulli)(torch.zeros(3, 2)).batch_shape
+    torch.Size([3, 784])
+    """
+    return AdaptedDecoder(_part(model), family)
+
+
+def _part(model: Any) -> Callable[..., Any]:
+    """What of a model decodes: a method or module called decode, decoder or generative, or the model itself."""
+    found = [getattr(model, place) for place in _PLACES if callable(getattr(model, place, None))]
+    if found:
+        return found[0]
+    if not callable(model):
+        raise DecoderError(
+            f"{type(model).__name__} cannot decode: it is no function and has none called {', '.join(_PLACES)}. Give the part that "
+            "does: pullback.as_decoder(model.my_decoder, family=torch.distributions.Bernoulli)."
+        )
+    return model
+
+
+def _as_distribution(output: Any) -> Distribution:
+    """A model's output where no family is given: a distribution, alone or as a field of it."""
+    if isinstance(output, Distribution):
+        return output
+    fields = output.values() if isinstance(output, Mapping) else [getattr(output, name, None) for name in _FIELDS]
+    found = [value for value in fields if isinstance(value, Distribution)]
+    if found:
+        return found[0]
+    raise DecoderError(
+        f"The model returned {type(output).__name__} without a distribution. Say which likelihood it was trained with, "
+        "for example pullback.as_decoder(model, family=torch.distributions.Bernoulli) for logits, "
+        "pullback.as_decoder(model, family=torch.distributions.Normal) for a mean, or a mean and a log-variance."
+    )
+
+
+def _parameters(output: Any) -> list[Tensor]:
+    """The tensors of a model's output that are parameters of the likelihood."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Distribution):
+        return [output.mean]
+    if isinstance(output, Mapping):
+        named = [output[name] for name in _FIELDS if isinstance(output.get(name), Tensor)]
+        return named[:1] or [x for x in output.values() if isinstance(x, Tensor)][:2]
+    if isinstance(output, (tuple, list)):
+        tensors = [x for x in output if isinstance(x, Tensor)]
+    else:
+        tensors = [value for name in _FIELDS if isinstance(value := getattr(output, name, None), Tensor)][:1]
+    if not tensors:
+        raise DecoderError(
+            f"The model returned {type(output).__name__}, in which no tensor was found. Say where the parameters are: "
+            "pullback.as_decoder(lambda z: model(z).my_output, family=torch.distributions.Bernoulli)."
+        )
+    return tensors
+
+
+def _build(family: Family, parameters: list[Tensor]) -> Distribution:
+    if not isinstance(family, type):
+        return family(*parameters)
+    x = parameters[0]
+    if issubclass(family, _LOGITS):
+        return family(logits=x)
+    if issubclass(family, Normal):
+        return family(x, (0.5 * parameters[1]).exp() if len(parameters) > 1 else torch.ones_like(x))
+    if issubclass(family, _RATES):
+        return family(x.exp())
+    return family(*parameters)
