@@ -226,7 +226,7 @@ def test_calibrate_follows_the_decoder():
 
 def test_composes_with_reweighting():
     support = pb.Support.fit(CODES)
-    faded = pb.Extrapolated.reweight(Linear("bernoulli").requires_grad_(False), support)
+    faded = pb.Reweighted(Linear("bernoulli").requires_grad_(False), support)
     both = pb.Extrapolated(faded, support)
     z = torch.zeros(1, 2, dtype=F64)
     torch.testing.assert_close(both(z).mean, torch.full((1, 15), 0.5, dtype=F64))

@@ -45,21 +45,19 @@ class Inverse(pb.Metric):
         return torch.einsum("...i,...ij,...j->...", b - a, self.tensor(0.5 * (a + b)), b - a)
 
 
-@pytest.mark.parametrize("log_euclidean", [False, True])
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["grid", "codes"])
-def test_is_a_metric(kind, d, log_euclidean):
+def test_is_a_metric(kind, d):
     points = box(d, {1: 40, 2: (20, 25), 3: 9}[d]) if kind == "grid" else codes(200, d)
-    metric = pb.InterpolatedMetric.fit(EXACT, points, log_euclidean=log_euclidean)
+    metric = pb.InterpolatedMetric.fit(EXACT, points)
     pb.testing.check_metric(metric, codes(9, d))
 
 
-@pytest.mark.parametrize("log_euclidean", [False, True])
 @pytest.mark.parametrize("points", [box(3, 6), codes(50, 3)], ids=["grid", "codes"])
-def test_a_constant_metric_is_reproduced_everywhere(points, log_euclidean):
+def test_a_constant_metric_is_reproduced_everywhere(points):
     A = torch.randn(7, 3, dtype=torch.float64)
     exact = pb.FisherRaoMetric(lambda z: Normal(z @ A.mT, 1.0))
-    metric = pb.InterpolatedMetric.fit(exact, points, log_euclidean=log_euclidean)
+    metric = pb.InterpolatedMetric.fit(exact, points)
     z = torch.cat([codes(10, 3), codes(10, 3, 1e4)])
     torch.testing.assert_close(metric.tensor(z), (A.mT @ A).expand(20, 3, 3), rtol=1e-12, atol=1e-12)
     assert metric.error.max < 1e-12
@@ -76,11 +74,10 @@ def test_windows_of_a_grid_give_the_sum_over_all_its_points(d, counts, bandwidth
     torch.testing.assert_close(fast.tensor(z), plain.tensor(z), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("log_euclidean", [False, True])
-def test_far_away_it_is_the_metric_of_the_nearest_point(log_euclidean):
+def test_far_away_it_is_the_metric_of_the_nearest_point():
     grid = box(2, 10)
     for points in (grid, grid.points):
-        metric = pb.InterpolatedMetric.fit(EXACT, points, log_euclidean=log_euclidean)
+        metric = pb.InterpolatedMetric.fit(EXACT, points)
         for distance in (1e2, 1e8, 1e100):
             z = distance * torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
             corner = 2.0 * z.sign()
@@ -88,13 +85,9 @@ def test_far_away_it_is_the_metric_of_the_nearest_point(log_euclidean):
             assert torch.isfinite(metric.log_volume(z)).all()
 
 
-@pytest.mark.parametrize("log_euclidean", [False, True])
-def test_error_has_order_two_in_the_spacing(log_euclidean):
+def test_error_has_order_two_in_the_spacing():
     z = codes(100, 2, 0.5)
-    errors = [
-        pb.InterpolatedMetric.fit(EXACT, box(2, n + 1), log_euclidean=log_euclidean, held_out=z).error.mean
-        for n in (32, 64)
-    ]
+    errors = [pb.InterpolatedMetric.fit(EXACT, box(2, n + 1), held_out=z).error.mean for n in (32, 64)]
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
     assert errors[1] < 1e-2
 
@@ -110,22 +103,6 @@ def test_error_is_what_one_measures():
     assert "40" in str(metric.error)
     default = pb.InterpolatedMetric.fit(EXACT, box(2, 15)).error
     assert 0 < default.median <= default.max
-
-
-def test_log_euclidean_mean_of_inverses_is_the_inverse():
-    z, grid = codes(20, 2), box(2, 12)
-    there, back = (pb.InterpolatedMetric.fit(m, grid, log_euclidean=True) for m in (EXACT, Inverse(EXACT)))
-    eye = torch.eye(2, dtype=torch.float64).expand(20, 2, 2)
-    torch.testing.assert_close(there.tensor(z) @ back.tensor(z), eye, rtol=1e-10, atol=1e-10)
-    arithmetic = [pb.InterpolatedMetric.fit(m, grid) for m in (EXACT, Inverse(EXACT))]
-    assert (arithmetic[0].tensor(z) @ arithmetic[1].tensor(z) - eye).abs().max() > 1e-3
-
-
-def test_a_singular_metric_has_a_log_euclidean_mean():
-    exact = pb.FisherRaoMetric(lambda z: Normal(z[..., :1].sin(), 1.0))  # the second dimension is not used
-    metric = pb.InterpolatedMetric.fit(exact, box(2, 30), log_euclidean=True)
-    z = codes(20, 2, 0.5)
-    torch.testing.assert_close(metric.tensor(z), exact.tensor(z), rtol=0.05, atol=0.05)
 
 
 def test_exponential_of_matrices():
@@ -149,14 +126,13 @@ def test_a_step_notices_a_wall():
     assert metric.ds2(a, b) == pytest.approx(metric.ds2(b, a).item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("log_euclidean", [False, True])
-def test_geodesics_tend_to_the_exact_ones(log_euclidean):
+def test_geodesics_tend_to_the_exact_ones():
     problem = half_plane("Normal", Normal, 1.0, 2.0)
     a, b = problem.points(6), problem.points(6)
     low, high = torch.tensor([[-2.0, 0.2], [2.0, 3.0]], dtype=torch.float64)
     errors = []
     for n in (40, 80):
-        metric = pb.InterpolatedMetric.fit(problem.metric, pb.Grid(low, high, n), log_euclidean=log_euclidean)
+        metric = pb.InterpolatedMetric.fit(problem.metric, pb.Grid(low, high, n))
         path = pb.geodesic(metric, a, b)
         assert path.converged.all()
         errors.append((path.length / problem.distance(a, b) - 1).abs().max())
@@ -165,7 +141,7 @@ def test_geodesics_tend_to_the_exact_ones(log_euclidean):
 
 
 def test_exponential_inverts_the_logarithm():
-    metric = pb.InterpolatedMetric.fit(EXACT, box(2, 30), log_euclidean=True)
+    metric = pb.InterpolatedMetric.fit(EXACT, box(2, 30))
     a, b = codes(5, 2, 0.5), codes(5, 2, 0.5)
     v = pb.logmap(metric, a, b, rtol=1e-9)
     torch.testing.assert_close(metric.norm(a, v), pb.distance(metric, a, b), rtol=1e-5, atol=1e-5)

@@ -12,6 +12,7 @@ from torch.distributions import Bernoulli
 from torch.utils.flop_counter import FlopCounterMode
 
 import pullback as pb
+from pullback._decoders.support import translated_sigmoid
 
 F64 = torch.float64
 
@@ -146,7 +147,7 @@ def test_distance_costs_a_fraction_of_decoding():
 def test_translated_sigmoid():
     """s(0) = sigmoid(-7), s(7b) = 1/2, and the logit is linear in the distance with slope 1/b, b = softplus(β)."""
     width = math.log1p(math.exp(-2.5))
-    s = pb.translated_sigmoid(torch.tensor([0.0, 7 * width, 9 * width], dtype=F64), beta=-2.5)
+    s = translated_sigmoid(torch.tensor([0.0, 7 * width, 9 * width], dtype=F64), beta=-2.5)
     torch.testing.assert_close(torch.logit(s), torch.tensor([-7.0, 0.0, 2.0], dtype=F64))
 
 

@@ -217,7 +217,7 @@ def test_reweighting_is_the_papers_formula(support: pb.Support):
 
 
 def test_automatic_sharpness_is_half_way_at_the_border(support: pb.Support):
-    decoder = pb.Extrapolated.reweight(linear, support)
+    decoder = pb.Reweighted(linear, support)
     z = torch.stack([torch.linspace(0, 6, 2001, dtype=F64), torch.zeros(2001, dtype=F64)], -1)
     assert torch.equal(decoder.slider(z) <= 0.5, support.contains(z))
 

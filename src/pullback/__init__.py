@@ -10,6 +10,7 @@ from pullback._curves.curve import Curve as Curve
 from pullback._curves.curve import Polyline as Polyline
 from pullback._curves.curve import energy as energy
 from pullback._curves.curve import length as length
+from pullback._decoders.adapt import as_decoder as as_decoder
 from pullback._decoders.contract import DecoderError as DecoderError
 from pullback._decoders.ensemble import EnsembleDecoder as EnsembleDecoder
 from pullback._decoders.extrapolated import Extrapolated as Extrapolated
@@ -19,7 +20,6 @@ from pullback._decoders.rbf import RBFPrecision as RBFPrecision
 from pullback._decoders.reading import WithReading as WithReading
 from pullback._decoders.reweighted import Reweighted as Reweighted
 from pullback._decoders.support import Support as Support
-from pullback._decoders.support import translated_sigmoid as translated_sigmoid
 from pullback._families.information import Information as Information
 from pullback._families.masked import masked as masked
 from pullback._families.product import Product as Product
@@ -64,6 +64,7 @@ from pullback._geometry.transport import parallel_transport as parallel_transpor
 from pullback._geometry.uncertainty_report import UncertaintyReport as UncertaintyReport
 from pullback._geometry.uncertainty_report import uncertainty_report as uncertainty_report
 from pullback._metrics.base import Metric as Metric
+from pullback._metrics.base import per_code as per_code
 from pullback._metrics.divergence import DivergenceMetric as DivergenceMetric
 from pullback._metrics.ensemble import EnsembleMetric as EnsembleMetric
 from pullback._metrics.euclidean import EuclideanMetric as EuclideanMetric
@@ -71,7 +72,7 @@ from pullback._metrics.fisher_rao import FisherRaoMetric as FisherRaoMetric
 from pullback._metrics.gaussian_process import GPExpectedMetric as GPExpectedMetric
 from pullback._metrics.interpolated import Grid as Grid
 from pullback._metrics.interpolated import InterpolatedMetric as InterpolatedMetric
-from pullback._metrics.interpolated import InterpolationError as InterpolationError
+from pullback._metrics.interpolated import InterpolationAccuracy as InterpolationAccuracy
 from pullback._metrics.score import ScoreMetric as ScoreMetric
 from pullback._metrics.wasserstein import WassersteinMetric as WassersteinMetric
 from pullback._solvers.base import ConvergenceError as ConvergenceError

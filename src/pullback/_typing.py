@@ -14,5 +14,8 @@ from jaxtyping import Float as Float
 from jaxtyping import Int as Int
 from torch import Tensor
 
-Codes = Float[Tensor, "*batch d"] | Int[Tensor, "*batch d"] | np.ndarray | Sequence[Any]
-"""Latent codes as users give them: a tensor, an array, or a list. `pullback._decoders.contract.as_codes` makes a tensor of them."""
+Array = np.ndarray | Sequence[Any]
+"""What else than a tensor users give as codes; `pullback._metrics.base.codes_for` makes a tensor of it."""
+
+Codes = Float[Tensor, "*batch d"] | Int[Tensor, "*batch d"] | Array
+"""Latent codes as users give them."""

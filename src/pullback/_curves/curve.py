@@ -26,9 +26,9 @@ from torch import Tensor
 
 from pullback._curves.speed import equal_spacing
 from pullback._curves.steps import safe_sqrt, squared_steps
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._numerics import spline
-from pullback._typing import Bool, Float
+from pullback._typing import Array, Bool, Float
 
 Parameters = Tensor | np.ndarray | Sequence[float] | float
 
@@ -241,7 +241,7 @@ class PiecewiseCubic(_Interpolant):
 
 def energy(
     metric: Metric,
-    curve: Curve | Float[Tensor, "*batch n d"],
+    curve: Curve | Float[Tensor, "*batch n d"] | Array,
     *,
     num_segments: int | None = None,
     extrapolate: bool = False,
@@ -262,7 +262,7 @@ def energy(
 
 def length(
     metric: Metric,
-    curve: Curve | Float[Tensor, "*batch n d"],
+    curve: Curve | Float[Tensor, "*batch n d"] | Array,
     *,
     num_segments: int | None = None,
     extrapolate: bool = False,
@@ -277,11 +277,13 @@ def length(
 
 def _measure(
     metric: Metric,
-    curve: Curve | Tensor,
+    curve: Curve | Tensor | Array,
     num_segments: int | None,
     extrapolate: bool,
     total: Callable[[Tensor], Tensor],
 ) -> Tensor:
+    if not isinstance(curve, Curve):
+        (curve,) = codes_for(metric, curve)
     nodes = _nodes(curve, num_segments)
     if not extrapolate:
         return total(*squared_steps(metric, nodes))

@@ -21,14 +21,11 @@ from torch.distributions import (
 )
 
 from pullback._decoders.contract import Decoder
-from pullback._decoders.refusals import DecoderError
+from pullback._decoders.refusals import PLACES, DecoderError
 from pullback._typing import Float
 
 Family = type[Distribution] | Callable[..., Distribution]
 
-# Where libraries keep the decoder of a model: plain and Lightning modules and pythae (`decoder`), diffusers (`decode`), scvi-tools
-# (`generative`).
-_PLACES = ("decode", "decoder", "generative")
 # What libraries call the decoded mean in what a decoder returns: pythae, diffusers, Hugging Face.
 _FIELDS = ("reconstruction", "sample", "logits", "mean", "loc", "px")
 _LOGITS = (Bernoulli, ContinuousBernoulli, Binomial, Categorical, OneHotCategorical, Geometric)
@@ -85,12 +82,12 @@ def as_decoder(model: Any, family: Family | None = None) -> Decoder:
 
 def _part(model: Any) -> Callable[..., Any]:
     """What of a model decodes: a method or module called decode, decoder or generative, or the model itself."""
-    found = [getattr(model, place) for place in _PLACES if callable(getattr(model, place, None))]
+    found = [getattr(model, place) for place in PLACES if callable(getattr(model, place, None))]
     if found:
         return found[0]
     if not callable(model):
         raise DecoderError(
-            f"{type(model).__name__} cannot decode: it is no function and has none called {', '.join(_PLACES)}. Give the part that "
+            f"{type(model).__name__} cannot decode: it is no function and has none called {', '.join(PLACES)}. Give the part that "
             "does: pullback.as_decoder(model.my_decoder, family=torch.distributions.Bernoulli)."
         )
     return model

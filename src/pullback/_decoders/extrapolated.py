@@ -33,7 +33,6 @@ from torch.distributions import Distribution, Independent
 
 from pullback._decoders.contract import Decoder, observed
 from pullback._decoders.pullback import pulled_back
-from pullback._decoders.reweighted import Reweighted
 from pullback._decoders.support import Support
 from pullback._families.location_scale import UnitNormal
 from pullback._families.product import Product
@@ -71,17 +70,10 @@ class Extrapolated(nn.Module):
     def __init__(self, decoder: Decoder, support: Support, *, strength: float | None = None):
         super().__init__()
         self.decoder = decoder
-        self.support = support
-        self.register_buffer("strength", support.scale.new_tensor(strength or 0.0))
+        self.support = support.matching(decoder)
+        self.register_buffer("strength", self.support.scale.new_tensor(strength or 0.0))
         if strength is None:
             self.calibrate()
-
-    @staticmethod
-    def reweight(
-        decoder: Decoder, support: Support, *, beta: float | None = None, target: Distribution | Decoder | None = None
-    ) -> Reweighted:
-        """The paper's mechanism instead: p(x|z) itself fades to the most uncertain distribution; see `Reweighted`."""
-        return Reweighted(decoder, support, beta=beta, target=target)
 
     def calibrate(self) -> None:
         """Sets `strength` from the decoder as it is now."""
@@ -102,6 +94,11 @@ class Extrapolated(nn.Module):
     def forward(self, z: Float[Tensor, "*batch d"]) -> Distribution:
         """The distribution p(x|z) of the data, as the wrapped decoder gives it."""
         return self.decoder(z)
+
+    def extra_repr(self) -> str:
+        """What is inside, for printing."""
+        inner = "" if isinstance(self.decoder, nn.Module) else f"{getattr(self.decoder, '__name__', self.decoder)}, "
+        return f"{inner}strength={self.strength:.3g}"
 
     def observed(self, z: Float[Tensor, "*batch d"]) -> Distribution:
         """What the geometry sees: p(x|z) and, independent of it, the `channel`."""

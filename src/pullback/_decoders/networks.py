@@ -22,9 +22,7 @@ _KNOWN = Memory()
 
 
 def networks(decoder: object) -> list[nn.Module]:
-    """The modules that a decoder refers to: itself, its object, its closure, its globals, its arguments."""
-    if isinstance(decoder, nn.Module):
-        return [decoder]
+    """The modules that a decoder refers to: itself, its object, its closure, its globals, its arguments, its fields."""
     found = _KNOWN.get(decoder, "networks")
     known = None if found is None else [network() for network in found]
     if known is None or None in known:
@@ -40,30 +38,33 @@ def reference(like: object) -> Tensor | None:
     """
     if isinstance(like, Tensor):
         return like if like.is_floating_point() else None
-    decoder = getattr(like, "decoder", None)
-    known = None if decoder is None or isinstance(like, nn.Module) else reference(decoder)
-    found = [known] if known is not None else [first for n in networks(like) if (first := _first(n)) is not None]
-    return found[0] if found and len({(x.dtype, x.device) for x in found}) == 1 else None
+    if not isinstance(like, nn.Module) and getattr(like, "decoder", None) is not None:
+        return reference(like.decoder)
+    found = networks(like)
+    # Buffers (a prior, a support) follow the parameters of what they are wrapped around, not the other way round.
+    first = [_first(network.parameters()) for network in found]
+    known = [x for x in first if x is not None] or [x for n in found if (x := _first(n.buffers())) is not None]
+    return known[0] if known and len({(x.dtype, x.device) for x in known}) == 1 else None
 
 
-def _first(network: nn.Module) -> Tensor | None:
-    """A parameter; of a module without any what its decoder works in, since buffers (a prior, a support) follow that; else a buffer."""
-    own = next((x for x in network.parameters() if x.is_floating_point()), None)
-    decoder = getattr(network, "decoder", None)
-    if own is None and not isinstance(decoder, (nn.Module, type(None))):
-        own = reference(decoder)
-    return own if own is not None else next((x for x in network.buffers() if x.is_floating_point()), None)
+def _first(tensors: Iterator[Tensor]) -> Tensor | None:
+    return next((x for x in tensors if x.is_floating_point()), None)
 
 
 def _networks(thing: Any, depth: int) -> Iterator[nn.Module]:
     if isinstance(thing, nn.Module):
         yield thing
-    elif depth > 0:
+    if depth > 0:
         for part in _parts(thing):
             yield from _networks(part, depth - 1)
 
 
 def _parts(thing: Any) -> list[Any]:
+    if isinstance(thing, nn.Module):
+        fields = [value for module in thing.modules() for value in vars(module).values()]
+        return [x for x in fields if inspect.isroutine(x) or isinstance(x, (tuple, functools.partial))]
+    if isinstance(thing, tuple):
+        return [x for x in thing if callable(x) and not inspect.isclass(x)]
     if isinstance(thing, functools.partial):
         return [thing.func, *thing.args, *thing.keywords.values()]
     if inspect.ismethod(thing):

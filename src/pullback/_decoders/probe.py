@@ -31,6 +31,7 @@ from pullback._decoders.refusals import (
     invalid_parameter,
     leaves_torch,
     no_derivative,
+    whole_model,
     wrong_output,
 )
 from pullback._families.composite import leaves
@@ -154,7 +155,7 @@ def _few(z: Tensor) -> Tensor | None:
 def _look(decoder: Decoder, codes: Tensor) -> Facts:
     with torch.no_grad():
         with _watched(decoder) as layers:
-            p = called(decoder, codes)
+            p = _first_call(decoder, codes)
         together = _tensors(p)
         if not _same(together, _tensors(called(decoder, codes))):
             raise DecoderError(RANDOM)
@@ -167,6 +168,17 @@ def _look(decoder: Decoder, codes: Tensor) -> Facts:
                 raise DecoderError(MIXING)
     size = sum(x.numel() for x in together) // len(codes)
     return Facts(type(p), size, tuple(weakref.ref(layer) for layer in layers))
+
+
+def _first_call(decoder: Decoder, codes: Tensor) -> Distribution:
+    """As `called`; a whole model in the place of its decoder gets a sentence."""
+    try:
+        return called(decoder, codes)
+    except (RuntimeError, TypeError, IndexError) as error:
+        sentence = whole_model(decoder, codes, error)
+        if sentence is None:
+            raise
+        raise DecoderError(sentence) from error
 
 
 @contextlib.contextmanager

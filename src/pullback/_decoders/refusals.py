@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
@@ -11,6 +12,10 @@ _NO_DERIVATIVE = (
     "or use a metric that needs no derivative of the decoder: "
     "pullback.DivergenceMetric(decoder, method=pullback.divergences.CentralDifference())."
 )
+
+# Where libraries keep the decoder of a model: diffusers (`decode`), plain and Lightning modules and pythae (`decoder`), scvi-tools
+# (`generative`).
+PLACES = ("decode", "decoder", "generative")
 
 RANDOM = (
     "The decoder drew random numbers: decoding the same code twice gives two distributions. Switch dropout off "
@@ -47,6 +52,17 @@ def batch_dependence(layer: nn.Module) -> str | None:
             "batch. Build it with track_running_stats=True, or use LayerNorm or GroupNorm."
         )
     return None
+
+
+def whole_model(model: object, z: Tensor, error: Exception) -> str | None:
+    """For a model with an encoder and a decoder that does not take codes itself; None if it has no part that decodes."""
+    places = [place for place in PLACES if callable(getattr(model, place, None))]
+    if not places or isinstance(error, torch.OutOfMemoryError):
+        return None
+    return (
+        f"{type(model).__name__} does not take codes of shape {tuple(z.shape)} ({first_line(error)}), but it has "
+        f"{places[0]}: use pullback.as_decoder(model, family=torch.distributions.Bernoulli), with the likelihood it was trained with."
+    )
 
 
 def leaves_torch(error: Exception) -> str:

@@ -56,7 +56,7 @@ class Reweighted(nn.Module):
                 f"{type(decoder).__name__}(Reweighted(decoder, support), ...)."
             )
         self.decoder = decoder
-        self.support = support
+        self.support = support = support.matching(decoder)
         self.target = target
         self.smooth = smooth
         self.register_buffer("beta", _automatic_beta(support) if beta is None else support.scale.new_tensor(beta))

@@ -13,13 +13,16 @@ grows like the square of the distance away from them.
 
 from __future__ import annotations
 
+import copy
 from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pullback._typing import Bool, Float
+from pullback._decoders.contract import as_codes
+from pullback._decoders.networks import reference
+from pullback._typing import Array, Bool, Float
 
 _MAX_CENTERS = 512
 _MINI_BATCH_FROM = 10_000
@@ -60,7 +63,7 @@ class Support(nn.Module):
     @classmethod
     def fit(
         cls,
-        codes: Float[Tensor, "n d"],
+        codes: Float[Tensor, "n d"] | Array,
         num_centers: int | None = None,
         *,
         scale: float | None = None,
@@ -78,14 +81,15 @@ class Support(nn.Module):
         - `quantile`: the share of the codes that lie inside the `edge` of the support.
         - `random_state`: seed of k-means.
         """
+        codes = as_codes(codes).detach()
         _check_codes(codes)
-        num_distinct = len(np.unique(codes.detach().cpu().numpy(), axis=0))
+        num_distinct = len(np.unique(codes.cpu().numpy(), axis=0))
         k = _num_centers(len(codes), num_distinct, num_centers)
         centers = torch.as_tensor(_k_means(codes, k, random_state)).to(codes)
         h = _automatic_scale(centers, codes) if scale is None else codes.new_tensor(scale)
-        spread = (codes - codes.mean(0)).detach().square().sum(-1).mean().sqrt()
+        spread = (codes - codes.mean(0)).square().sum(-1).mean().sqrt()
         support = cls(centers, scale=h, edge=torch.zeros_like(h), spread=spread)
-        distances = torch.cat([support.distance2(chunk) for chunk in codes.detach().split(4096)])
+        distances = torch.cat([support.distance2(chunk) for chunk in codes.split(4096)])
         support.edge.copy_(_quantile(distances, quantile))
         return support
 
@@ -103,6 +107,18 @@ class Support(nn.Module):
     def squared_distances(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch k"]:
         """The squared distance to each centre."""
         return squared_distances(z - self.origin, self.offsets)
+
+    def matching(self, decoder: object) -> Support:
+        """The support in the dtype and on the device of a decoder, as far as these can be told."""
+        model = reference(decoder)
+        if model is None or (model.dtype, model.device) == (self.scale.dtype, self.scale.device):
+            return self
+        return copy.deepcopy(self).to(model)
+
+    def extra_repr(self) -> str:
+        """What is inside, for printing."""
+        k, d = self.offsets.shape
+        return f"{k} centers in {d} dimensions, scale={self.scale:.3g}, edge={self.edge:.3g}, spread={self.spread:.3g}"
 
     @property
     def border(self) -> Tensor:
@@ -134,9 +150,9 @@ def translated_sigmoid(distance2: Tensor, beta: float | Tensor, c: float = 7.0) 
 
 
 def _check_codes(codes: Tensor) -> None:
-    if codes.ndim != 2 or not codes.is_floating_point():
+    if codes.ndim != 2:
         raise ValueError(
-            f"Support.fit needs floating-point codes of shape (n, d); got {tuple(codes.shape)}, {codes.dtype}. "
+            f"Support.fit needs codes of shape (n, d); got {tuple(codes.shape)}. "
             "Use codes.flatten(0, -2), and codes.unsqueeze(-1) for one latent dimension."
         )
     bad = ~torch.isfinite(codes).all(-1)
@@ -173,7 +189,7 @@ def _k_means(codes: Tensor, num_centers: int, random_state: int) -> np.ndarray:
         model = KMeans(num_centers, random_state=random_state)
     else:
         model = MiniBatchKMeans(num_centers, batch_size=4096, random_state=random_state)
-    # Its threads wait for each other at every small step; on a busy machine that costs ten times the work.
+    # Its threads wait for each other at every small step, which on a busy machine costs ten times the work.
     with threadpool_limits(1):
         return np.asarray(model.fit(points).cluster_centers_)
 

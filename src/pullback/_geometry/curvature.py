@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import Embedding, acceleration
-from pullback._typing import Float
+from pullback._typing import Array, Float
 
 
 def sectional_curvature(
     metric: Metric,
-    z: Float[Tensor, "*#batch d"],
-    u: Float[Tensor, "*#batch d"],
-    v: Float[Tensor, "*#batch d"],
+    z: Float[Tensor, "*#batch d"] | Array,
+    u: Float[Tensor, "*#batch d"] | Array,
+    v: Float[Tensor, "*#batch d"] | Array,
 ) -> Float[Tensor, "*batch"]:
     r"""The curvature :math:`K(u, v) = R(u, v, v, u) / (|u|^2 |v|^2 - \langle u, v\rangle^2)` at ``z`` of the surface swept by geodesics in the plane of ``u`` and ``v``.
 
@@ -44,13 +44,14 @@ def sectional_curvature(
         u: tangents; the three shapes are broadcast.
         v: tangents.
     """
-    z, u, v = _prepare(z, u, v)
+    z, u, v = _prepare(*codes_for(metric, z, u, v))
     with torch.no_grad(), unvalidated():
         return _sectional(metric, z, u, v)
 
 
-def gaussian_curvature(metric: Metric, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+def gaussian_curvature(metric: Metric, z: Float[Tensor, "*batch d"] | Array) -> Float[Tensor, "*batch"]:
     """The curvature of a latent space of two dimensions, where there is but one plane. NaN where M is singular."""
+    (z,) = codes_for(metric, z)
     if z.shape[-1:] != (2,):
         raise ValueError(
             f"Gaussian curvature is that of surfaces, and codes of shape {tuple(z.shape)} are not of two dimensions. Use "
@@ -59,13 +60,13 @@ def gaussian_curvature(metric: Metric, z: Float[Tensor, "*batch d"]) -> Float[Te
     return sectional_curvature(metric, z, *torch.eye(2, dtype=z.dtype, device=z.device))
 
 
-def scalar_curvature(metric: Metric, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+def scalar_curvature(metric: Metric, z: Float[Tensor, "*batch d"] | Array) -> Float[Tensor, "*batch"]:
     r"""The sum :math:`\sum_{i \ne j} K(e_i, e_j)` over an orthonormal basis of tangents: small balls lack volume where it is positive.
 
     Twice the Gaussian curvature in two dimensions, 0 in one; :math:`d(d-1)K` where all planes have the curvature K. NaN where M is
     singular. Its cost grows with the number of planes, d(d-1)/2.
     """
-    z, _, _ = _prepare(z, z, z)
+    z, _, _ = _prepare(*codes_for(metric, z, z, z))
     with torch.no_grad(), unvalidated():
         basis = _orthonormal(metric.tensor(z))
         planes = itertools.combinations(basis, 2)

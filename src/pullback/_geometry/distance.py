@@ -23,13 +23,13 @@ from torch.utils.checkpoint import checkpoint
 from pullback._curves.steps import MAX_DECODED, safe_sqrt
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.geodesic import Geodesic, Start, geodesic
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._numerics.spline import refine
 from pullback._solvers.base import ConvergenceError, Solver
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.measure import romberg
 from pullback._solvers.newton import Minimizer
-from pullback._typing import Float
+from pullback._typing import Array, Float
 
 # Segments of the coarsest of the three curves that are extrapolated, and steps to solve each.
 _MIN_SEGMENTS, _MAX_SEGMENTS, _MAX_STEPS = 8, 256, 20
@@ -42,8 +42,8 @@ _GRADIENT_RTOL = 0.03
 
 def distance(
     metric: Metric,
-    a: Float[Tensor, "*#batch d"],
-    b: Float[Tensor, "*#batch d"],
+    a: Float[Tensor, "*#batch d"] | Array,
+    b: Float[Tensor, "*#batch d"] | Array,
     *,
     solver: Solver | None = None,
     init: Start | Sequence[Start] = None,
@@ -69,8 +69,8 @@ def distance(
 
 def squared_distance(
     metric: Metric,
-    a: Float[Tensor, "*#batch d"],
-    b: Float[Tensor, "*#batch d"],
+    a: Float[Tensor, "*#batch d"] | Array,
+    b: Float[Tensor, "*#batch d"] | Array,
     *,
     solver: Solver | None = None,
     init: Start | Sequence[Start] = None,
@@ -79,6 +79,7 @@ def squared_distance(
 
     Its gradient in ``a`` is :math:`-2 M(a) \operatorname{Log}_a(b)`. Arguments, derivatives and errors as for `distance`.
     """
+    a, b = codes_for(metric, a, b)
     path = geodesic(metric, a, b, solver=solver, init=init)
     _raise_if_failed(path)
     if not _differentiable(metric, a, b):

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pullback._curves.curve import Curve
 from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import differentiable, geodesic_field
 from pullback._numerics.ode import DenseOutput, Flow, Outcome, integrate
 from pullback._solvers.base import ConvergenceError, Status
-from pullback._typing import Bool, Float, Int
+from pullback._typing import Array, Bool, Float, Int
 
 # Local error by default: what paths ask for. Ends are then good to about five digits, at a third of the evaluations of 1e-10.
 _RTOL = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -142,8 +142,8 @@ class Trajectory(Curve):
 
 def expmap(
     metric: Metric,
-    z: Float[Tensor, "*#batch d"],
-    v: Float[Tensor, "*#batch d"],
+    z: Float[Tensor, "*#batch d"] | Array,
+    v: Float[Tensor, "*#batch d"] | Array,
     t: float = 1.0,
     *,
     rtol: float | None = None,
@@ -181,6 +181,7 @@ def expmap(
         >>> pb.expmap(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
         tensor([0.0000, 2.7183])
     """
+    z, v = codes_for(metric, z, v)
     z, v = _prepare(z, t * v)
     flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=False)
     found = _trajectory(metric, z, v, flow, alpha)
@@ -191,8 +192,8 @@ def expmap(
 
 def exponential(
     metric: Metric,
-    z: Float[Tensor, "*#batch d"],
-    v: Float[Tensor, "*#batch d"],
+    z: Float[Tensor, "*#batch d"] | Array,
+    v: Float[Tensor, "*#batch d"] | Array,
     *,
     rtol: float | None = None,
     atol: float | None = None,
@@ -203,7 +204,7 @@ def exponential(
 
     Arguments as in `expmap`; failures are reported by the result, not raised.
     """
-    z, v = _prepare(z, v)
+    z, v = _prepare(*codes_for(metric, z, v))
     flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=True)
     return _trajectory(metric, z, v, flow, alpha)
 

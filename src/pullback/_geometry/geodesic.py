@@ -13,13 +13,13 @@ from pullback._curves.curve import Curve, Parameters, PiecewiseCubic
 from pullback._curves.steps import squared_steps
 from pullback._decoders.contract import unvalidated
 from pullback._decoders.support import Support
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._numerics.spline import refine
 from pullback._solvers.base import Solution, Solver, Status, converged
 from pullback._solvers.chords import lerp_nodes
 from pullback._solvers.gauss_newton import GaussNewton
 from pullback._starts.graph import Graph
-from pullback._typing import Bool, Float, Int
+from pullback._typing import Array, Bool, Float, Int
 
 Start = Graph | Curve | Tensor | None
 _START_POINTS = 257
@@ -96,8 +96,8 @@ class Geodesic(Curve):
 
 def geodesic(
     metric: Metric,
-    a: Float[Tensor, "*#batch d"],
-    b: Float[Tensor, "*#batch d"],
+    a: Float[Tensor, "*#batch d"] | Array,
+    b: Float[Tensor, "*#batch d"] | Array,
     *,
     solver: Solver | None = None,
     init: Start | Sequence[Start] = None,
@@ -125,7 +125,7 @@ def geodesic(
     inits = list(init) if isinstance(init, Sequence) else [init]
     solutions = [solver.solve(metric, _start_nodes(metric, start, stop, choice)) for choice in inits]
     best = _best(solutions)
-    support = _known_support(metric) if support is None else support
+    support = metric.support if support is None else support
     leaves = None if support is None else _leaves(support, best.nodes).reshape(batch)
     return Geodesic(
         curve=PiecewiseCubic.mixed(
@@ -151,13 +151,9 @@ def _sentence(code: Status, leaves: bool) -> str:
     return f"{code}; the path leaves the support of the data, where the decoder is a guess"
 
 
-def _pairs(metric: Metric, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
+def _pairs(metric: Metric, a: Tensor | Array, b: Tensor | Array) -> tuple[Tensor, Tensor, torch.Size]:
     """The end points as ``(B, d)`` each, and the shape of the batch."""
-    for name, z in (("a", a), ("b", b)):
-        if not isinstance(z, Tensor) or not z.is_floating_point() or z.ndim == 0:
-            raise TypeError(
-                f"End points {name} must be a floating-point tensor of shape (*batch, d). Use torch.as_tensor({name}).double()."
-            )
+    a, b = codes_for(metric, a, b)
     if a.shape[-1] != b.shape[-1]:
         raise ValueError(
             f"End points have {a.shape[-1]} and {b.shape[-1]} dimensions. Both must be codes of the same model."
@@ -242,11 +238,6 @@ def _refined(solution: Solution, num_segments: int) -> Solution:
     straight = off if solution.straight is None else solution.straight
     nodes = torch.where(straight[:, None, None], lerp_nodes(solution.nodes, factor), smooth)
     return replace(solution, nodes=nodes, straight=straight)
-
-
-def _known_support(metric: Metric) -> Support | None:
-    support = getattr(getattr(metric, "decoder", None), "support", None)
-    return support if isinstance(support, Support) else None
 
 
 def _leaves(support: Support, nodes: Tensor) -> Tensor:

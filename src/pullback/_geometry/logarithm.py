@@ -31,13 +31,13 @@ from pullback._decoders.contract import unvalidated
 from pullback._geometry.distance import differentiable_energy
 from pullback._geometry.exponential import arrivals
 from pullback._geometry.geodesic import Geodesic, Start, geodesic
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import filtered_inverse
 from pullback._solvers.base import ConvergenceError, Solver
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import ElementEnergy
 from pullback._solvers.extremals import Extremals, ExtremalSolver
-from pullback._typing import Bool, Float
+from pullback._typing import Array, Bool, Float
 
 # A path whose energy differs by more when it is solved or measured anew has hopped over a wall.
 _AGREEMENT = 1e-2
@@ -107,8 +107,8 @@ def _sentence(rtol: float, converged: bool, error: float, miss: float, solved: b
 
 def logmap(
     metric: Metric,
-    a: Float[Tensor, "*#batch d"],
-    b: Float[Tensor, "*#batch d"],
+    a: Float[Tensor, "*#batch d"] | Array,
+    b: Float[Tensor, "*#batch d"] | Array,
     *,
     solver: Solver | None = None,
     init: Start | Sequence[Start] = None,
@@ -151,8 +151,8 @@ def logmap(
 
 def logarithm(
     metric: Metric,
-    a: Float[Tensor, "*#batch d"],
-    b: Float[Tensor, "*#batch d"],
+    a: Float[Tensor, "*#batch d"] | Array,
+    b: Float[Tensor, "*#batch d"] | Array,
     *,
     solver: Solver | None = None,
     init: Start | Sequence[Start] = None,
@@ -164,6 +164,7 @@ def logarithm(
     With ``check=True`` each velocity is tried out by the exponential map, and the path refined further where that misses ``b``.
     See Marsden and West 2001, *Discrete mechanics and variational integrators*, section 1, for the momenta of discrete paths.
     """
+    a, b = codes_for(metric, a, b)
     path = geodesic(metric, a, b, solver=solver, init=init)
     batch, d = path.length.shape, path.end.shape[-1]
     found = _Velocities.of(path)

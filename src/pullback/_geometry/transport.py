@@ -28,10 +28,10 @@ from torch import Tensor
 
 from pullback._curves.curve import Curve, Polyline
 from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import connection
 from pullback._solvers.base import ConvergenceError
-from pullback._typing import Float
+from pullback._typing import Array, Float
 
 # Relative error asked for by default: that of the paths, whose curves are good to about five digits.
 _RTOL = 1e-5
@@ -55,7 +55,7 @@ Measured = tuple[Tensor, Tensor, Tensor]
 def parallel_transport(
     metric: Metric,
     curve: Curve | Float[Tensor, "*curves n d"],
-    v: Float[Tensor, "*#batch d"],
+    v: Float[Tensor, "*#batch d"] | Array,
     *,
     rtol: float | None = None,
     max_segments: int = 2**13,
@@ -90,6 +90,7 @@ def parallel_transport(
     """
     curve = getattr(curve, "curve", curve)
     curve = Polyline(curve) if isinstance(curve, Tensor) else curve
+    (v,) = codes_for(metric, v)
     if v.ndim == 0 or v.shape[-1] != curve.begin.shape[-1]:
         raise ValueError(
             f"Tangents of shape {tuple(v.shape)} do not belong to curves in {curve.begin.shape[-1]} dimensions. Pass (*batch, d)."

@@ -151,3 +151,18 @@ class Metric(abc.ABC):
         factor, info = torch.linalg.cholesky_ex(self.tensor(z))
         half_logdet = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return torch.where(info == 0, half_logdet, -torch.inf)
+
+
+def codes_for(metric: Any, *codes: Any) -> tuple[Tensor, ...]:
+    """Codes or tangents as tensors of the metric's dtype and device: the first line of every public function with a metric.
+
+    Raises:
+        TypeError: a decoder was given in the place of the metric.
+    """
+    if not isinstance(metric, Metric):
+        what = "a decoder" if callable(metric) else f"{type(metric).__name__}"
+        raise TypeError(
+            f"The first argument must be a metric, such as pullback.FisherRaoMetric(decoder); got {what}. "
+            "Use pullback.FisherRaoMetric(...) around it."
+        )
+    return tuple(as_codes(z, metric) for z in codes)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, per_code
 from pullback._metrics.kernel_mean import GridMean, KernelMean, PointMean
 from pullback._typing import Codes, Float
 
@@ -93,7 +93,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class InterpolationError:
+class InterpolationAccuracy:
     r"""How far an interpolated metric is from the exact one: :math:`\|\hat M - M\|_F / \|M\|_F` over held-out points."""
 
     median: float
@@ -115,13 +115,11 @@ class InterpolatedMetric(Metric):
     **Attributes:**
 
     - `mean`: the points, the table, and the bandwidth σ of their weighted mean.
-    - `log_euclidean`: whether the table holds logarithms.
-    - `error`: measured at held-out points, an `InterpolationError`.
+    - `error`: measured at held-out points, an `InterpolationAccuracy`.
     """
 
     mean: KernelMean
-    log_euclidean: bool
-    error: InterpolationError
+    error: InterpolationAccuracy
 
     @classmethod
     def fit(
@@ -130,7 +128,6 @@ class InterpolatedMetric(Metric):
         points: Grid | Tensor,
         *,
         bandwidth: float | None = None,
-        log_euclidean: bool = False,
         held_out: Float[Tensor, "m d"] | None = None,
     ) -> Self:
         r"""Evaluates the exact metric at the points, and its distance from the mean at others.
@@ -143,21 +140,18 @@ class InterpolatedMetric(Metric):
             points: a `Grid`, or codes of shape ``(S, d)``; exact sums over all of them, so a few thousand.
             bandwidth: σ. By default 0.6 times the spacing of the grid along each axis, or the median distance of a code
                 to its nearest neighbour. A larger one is smoother and blurs M, by about :math:`\sigma^2 \nabla^2 M / 2`.
-            log_euclidean: average the logarithms, :math:`M = \exp \sum_s \tilde w_s \log M_s`. Determinants are then averaged
-                geometrically and do not swell (Arsigny et al. 2006), which suits tensors that differ by orders of
-                magnitude; costs a matrix exponential.
             held_out: where `error` is measured. By default 256 random points of the grid's box, or as many codes, moved
                 by about one bandwidth.
         """
         nodes = points.points if isinstance(points, Grid) else _checked(points)
         tensors = _evaluate(metric, nodes)
-        table = _upper(_logarithm(tensors) if log_euclidean else tensors)
+        table = _upper(tensors)
         sigma = _bandwidth(points, bandwidth)
         if isinstance(points, Grid):
             mean = GridMean(points.low, points.spacing, points.counts, table, sigma)
         else:
             mean = PointMean(nodes, table, sigma)
-        trial = cls(mean, log_euclidean, InterpolationError(math.nan, math.nan, math.nan, 0))
+        trial = cls(mean, InterpolationAccuracy(math.nan, math.nan, math.nan, 0))
         fresh = _fresh(points, sigma) if held_out is None else held_out
         return replace(trial, error=_compare(trial, metric, fresh))
 
@@ -166,18 +160,19 @@ class InterpolatedMetric(Metric):
         """σ along each axis."""
         return self.mean.bandwidth
 
+    @per_code
     def tensor(self, z: Codes) -> Float[Tensor, "*batch d d"]:
         d = len(self.bandwidth)
         if z.shape[-1] != d:
             raise ValueError(f"The metric was fitted to codes of {d} dimensions; got codes of {z.shape[-1]}.")
-        M = self.mean(z.reshape(-1, d))[:, _unpacking(d)].reshape(*z.shape, d)
-        return _exponential(M) if self.log_euclidean else M
+        return self.mean(z)[:, _unpacking(d)].reshape(-1, d, d)
 
+    @per_code
     def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
         t, weight = _quadrature(a.dtype, a.device)
         v = b - a
-        M = self.tensor(torch.lerp(a[..., None, :], b[..., None, :], t[:, None]))
-        return ((M @ v[..., None, :, None])[..., 0] * v[..., None, :]).sum(-1) @ weight
+        M = self.tensor(torch.lerp(a[:, None, :], b[:, None, :], t[:, None]))
+        return ((M @ v[:, None, :, None])[..., 0] * v[:, None, :]).sum(-1) @ weight
 
 
 @functools.lru_cache
@@ -245,32 +240,6 @@ def _evaluate(metric: Metric, z: Tensor) -> Tensor:
     return tensors
 
 
-def _logarithm(tensors: Tensor) -> Tensor:
-    """Matrix logarithms; eigenvalues below rounding count as rounding, so that a singular tensor has one."""
-    values, vectors = torch.linalg.eigh(tensors)
-    floor = (torch.finfo(values.dtype).eps * values[:, -1:]).clamp_min(torch.finfo(values.dtype).tiny)
-    return (vectors * values.clamp_min(floor).log()[:, None, :]) @ vectors.mT
-
-
-def _exponential(S: Tensor) -> Tensor:
-    r"""Matrix exponentials; in the plane in closed form, which is several times faster.
-
-    With :math:`m` half the trace and :math:`S = m + D`, :math:`D^2 = \delta^2` is a number, so
-    :math:`e^S = e^m (\cosh\delta + D \sinh\delta/\delta)`.
-    """
-    if S.shape[-1] != 2:
-        return torch.matrix_exp(S)
-    half = 0.5 * S.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    eye = torch.eye(2, dtype=S.dtype, device=S.device)
-    D = S - half * eye
-    square = D[..., :1, :1] ** 2 + D[..., :1, 1:] ** 2
-    small = square < 1e-2
-    delta = torch.where(small, 1.0, square).sqrt()
-    cosh, sinhc = (sum(square**k / math.factorial(2 * k + odd) for k in range(7)) for odd in (0, 1))
-    cosh, sinhc = torch.where(small, cosh, delta.cosh()), torch.where(small, sinhc, delta.sinh() / delta)
-    return half.exp() * (cosh * eye + sinhc * D)
-
-
 def _fresh(points: Grid | Tensor, sigma: Tensor, num: int = 256) -> Tensor:
     """Points that are not among those fitted to; the same at every call."""
     source = torch.Generator().manual_seed(0)
@@ -281,9 +250,9 @@ def _fresh(points: Grid | Tensor, sigma: Tensor, num: int = 256) -> Tensor:
     return codes + sigma * torch.randn(num, len(sigma), generator=source, dtype=torch.float64).to(sigma)
 
 
-def _compare(trial: Metric, metric: Metric, z: Tensor) -> InterpolationError:
+def _compare(trial: Metric, metric: Metric, z: Tensor) -> InterpolationAccuracy:
     exact = _evaluate(metric, z)
     with torch.no_grad():
         gap = (trial.tensor(z) - exact).flatten(1).norm(dim=1)
     relative = gap / exact.flatten(1).norm(dim=1).clamp_min(torch.finfo(exact.dtype).tiny)
-    return InterpolationError(relative.median().item(), relative.mean().item(), relative.max().item(), len(z))
+    return InterpolationAccuracy(relative.median().item(), relative.mean().item(), relative.max().item(), len(z))

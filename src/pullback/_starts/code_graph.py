@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pullback._metrics.base import Metric
 from pullback._starts.graph import Graph, break_ties, check_codes, edge_lengths, nearest, symmetric
-from pullback._typing import Float
+from pullback._typing import Array, Float
 
 _SUBSTEPS = 4  # sub-steps of a typical edge
 
@@ -31,7 +31,7 @@ class CodeGraph(Graph):
     def fit(
         cls,
         metric: Metric,
-        codes: Float[Tensor, "n d"],
+        codes: Float[Tensor, "n d"] | Array,
         *,
         num_neighbors: int = 12,
         max_nodes: int = 2048,
@@ -46,7 +46,7 @@ class CodeGraph(Graph):
             max_nodes: of more codes than this, a random sample is taken.
             random_state: seed of the sample.
         """
-        nodes = _sample(check_codes(codes), max_nodes, random_state)
+        nodes = _sample(check_codes(metric, codes), max_nodes, random_state)
         positions = nodes.cpu().double().numpy()
         edges = _connect(positions, _neighbors(positions, num_neighbors))
         euclidean = np.linalg.norm(positions[edges[1]] - positions[edges[0]], axis=1)

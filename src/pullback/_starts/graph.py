@@ -29,9 +29,9 @@ from pullback._curves.curve import Polyline
 from pullback._curves.speed import equal_spacing, mixed_steps
 from pullback._curves.steps import safe_sqrt, squared_steps
 from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._starts.routes import Links, Routes, batches
-from pullback._typing import Float
+from pullback._typing import Array, Float
 
 _MAX_SUBSTEPS = 32
 _DIRECT_STEPS = 16  # pairs no more sub-steps apart than this are also joined by a straight edge
@@ -62,14 +62,17 @@ class Graph(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def fit(cls, metric: Metric, codes: Float[Tensor, "n d"]) -> Self:
+    def fit(cls, metric: Metric, codes: Float[Tensor, "n d"] | Array) -> Self:
         """Builds the graph over the region that the codes occupy."""
 
-    def distances(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
+    def distances(
+        self, a: Float[Tensor, "*batch d"] | Array, b: Float[Tensor, "*batch d"] | Array
+    ) -> Float[Tensor, "*batch"]:
         """Lengths of the shortest paths in the graph, measured in sub-steps: upper bounds of the distances, to their resolution.
 
         ``inf`` where no path exists (an end point decodes to NaN), NaN where an end point is not finite.
         """
+        a, b = codes_for(self.metric, a, b)
         start, stop = self._check(a), self._check(b)
         total = start.new_full(start.shape[:1], torch.nan)
         for pairs, routes in self._routes(start, stop):
@@ -77,13 +80,14 @@ class Graph(abc.ABC):
         return total.reshape(a.shape[:-1])
 
     def paths(
-        self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"], num_points: int
+        self, a: Float[Tensor, "*batch d"] | Array, b: Float[Tensor, "*batch d"] | Array, num_points: int
     ) -> Float[Tensor, "*batch n d"]:
         """Shortest paths in the graph, from exactly a to exactly b, in `num_points` points.
 
         The points are equally spaced in arc length, nine parts Riemannian and one part Euclidean, so that no two coincide
         where the metric vanishes. A straight line where no path exists.
         """
+        a, b = codes_for(self.metric, a, b)
         start, stop = self._check(a), self._check(b)
         w = torch.linspace(0, 1, num_points, dtype=a.dtype, device=a.device)[:, None]
         result = torch.lerp(start[:, None], stop[:, None], w)
@@ -177,8 +181,9 @@ class Graph(abc.ABC):
         return length
 
 
-def check_codes(codes: Tensor) -> Tensor:
+def check_codes(metric: Metric, codes: Tensor | Array) -> Tensor:
     """Codes a graph can be fitted to."""
+    (codes,) = codes_for(metric, codes)
     if codes.ndim != 2 or len(codes) < 2 or not codes.isfinite().all():
         raise ValueError(
             f"A graph is fitted to at least two finite codes of shape (n, d); got {tuple(codes.shape)}"

@@ -26,7 +26,7 @@ from pullback._curves.steps import MAX_DECODED, Marks, safe_sqrt
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric
 from pullback._starts.graph import Graph, break_ties, check_codes, symmetric
-from pullback._typing import Float
+from pullback._typing import Array, Float
 
 # Offsets to neighbours, up to order and signs of their coordinates.
 _SHAPES = {
@@ -65,7 +65,7 @@ class Lattice(Graph):
 
     @classmethod
     def fit(
-        cls, metric: Metric, codes: Float[Tensor, "n d"], *, num_nodes: int | None = None, margin: float = 0.1
+        cls, metric: Metric, codes: Float[Tensor, "n d"] | Array, *, num_nodes: int | None = None, margin: float = 0.1
     ) -> Self:
         """Builds the grid over the bounding box of the codes. Nodes that decode to NaN get no edges.
 
@@ -77,7 +77,8 @@ class Lattice(Graph):
                 with an embedding decodes 9 codes a node in the plane and 43 in space.
             margin: how far the grid reaches beyond the codes, as a share of their largest extent.
         """
-        d = check_codes(codes).shape[1]
+        codes = check_codes(metric, codes)
+        d = codes.shape[1]
         if d not in _SHAPES:
             raise ValueError(f"A lattice lies in 2 or 3 dimensions, and the codes in {d}. Use pullback.CodeGraph.fit.")
         corner, cell, counts = _box(codes, num_nodes or _default_nodes(metric, codes), margin)
