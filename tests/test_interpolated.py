@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +9,6 @@ from torch.distributions import Normal
 
 import pullback as pb
 from problems import half_plane
-from pullback._metrics.interpolated import _exponential
 from pullback._metrics.kernel_mean import GridMean, PointMean
 
 
@@ -30,19 +27,6 @@ def box(d: int, resolution: int | tuple[int, ...], size: float = 2.0) -> pb.Grid
 
 def codes(n: int, d: int, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(n, d, dtype=torch.float64)
-
-
-@dataclass(frozen=True)
-class Inverse(pb.Metric):
-    """The inverse of another metric's tensor."""
-
-    metric: pb.Metric
-
-    def tensor(self, z: Tensor) -> Tensor:
-        return torch.linalg.inv(self.metric.tensor(z))
-
-    def ds2(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.einsum("...i,...ij,...j->...", b - a, self.tensor(0.5 * (a + b)), b - a)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
@@ -105,17 +89,6 @@ def test_error_is_what_one_measures():
     assert 0 < default.median <= default.max
 
 
-def test_exponential_of_matrices():
-    S = codes(8, 4).reshape(8, 2, 2)
-    S = S + S.mT
-    S[0], S[1] = 0.0, 1e-9 * S[1]
-    S[2] = torch.diag(torch.tensor([50.0, -50.0], dtype=torch.float64))
-    torch.testing.assert_close(_exponential(S), torch.matrix_exp(S), rtol=1e-12, atol=1e-12)
-    S = S[:2].clone().requires_grad_()
-    assert torch.autograd.gradcheck(_exponential, S)
-    assert torch.autograd.gradgradcheck(_exponential, S)
-
-
 def test_a_step_notices_a_wall():
     wall = pb.FisherRaoMetric(lambda z: Normal(torch.cat([z, 5 * (4 * z[..., :1]).tanh()], -1), 1.0))
     metric = pb.InterpolatedMetric.fit(wall, box(2, 64))
@@ -143,7 +116,7 @@ def test_geodesics_tend_to_the_exact_ones():
 def test_exponential_inverts_the_logarithm():
     metric = pb.InterpolatedMetric.fit(EXACT, box(2, 30))
     a, b = codes(5, 2, 0.5), codes(5, 2, 0.5)
-    v = pb.logmap(metric, a, b, rtol=1e-9)
+    v = pb.logmap(metric, a, b, rtol=1e-7)
     torch.testing.assert_close(metric.norm(a, v), pb.distance(metric, a, b), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(pb.expmap(metric, a, v), b, rtol=1e-6, atol=1e-6)
 

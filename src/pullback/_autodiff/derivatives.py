@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pullback._autodiff.rewrites import Rewritten
-from pullback._autodiff.torch_internals import load_forward_mode
+from pullback._autodiff.torch_internals import forward_mode
 
 Tensors = tuple[Tensor, ...]
 Map = Callable[[Tensor], Tensors]
@@ -68,9 +68,8 @@ def directional(f: Map, z: Tensor, v: Tensor, *, forward: bool = True) -> tuple[
 
 
 def _forward(f: Any, z: Tensor, v: Tensor, *, has_aux: bool = False) -> Any:
-    load_forward_mode()
     out_dims: Any = (None, 0, None) if has_aux else (None, 0)
-    with Rewritten():
+    with forward_mode(), Rewritten():
         return torch.vmap(lambda u: torch.func.jvp(f, (z,), (u,), has_aux=has_aux), out_dims=out_dims)(v)
 
 

@@ -3,7 +3,7 @@
 - `is_wrapped`, `unwrapped` (``torch._C._functorch``): a tensor seen inside a transform must not be kept after it.
 - `in_transform` (``torch._C._functorch``): inside a transform codes have no values to look at.
 - `values_only` (``forward_ad._set_fwd_grad_enabled``): there is no public way to leave a result out of a forward-mode derivative.
-- `load_forward_mode` (``torch._decomp``): the first forward-mode derivative of a process compiles rules with a deprecated function.
+- `forward_mode` (``torch._decomp``): the first forward-mode derivative of a process compiles rules with a deprecated function.
 - `differentiable_kernels` (``torch._C._set_mkldnn_enabled``): there is no public switch for oneDNN's recurrences.
 - `batch_norms`, `dropouts` (``torch.nn.modules``): the base classes of all normalization and dropout layers are private.
 - `torch_kl_rule`, `has_registered_kl` (``torch.distributions.kl``): torch has no public way to ask which rules exist.
@@ -58,8 +58,19 @@ def values_only() -> contextlib.AbstractContextManager[None]:
     return forward_ad._set_fwd_grad_enabled(False)
 
 
+_FORWARD_MODE = threading.RLock()
+
+
+@contextlib.contextmanager
+def forward_mode() -> Iterator[None]:
+    """A context for every use of `torch.func.jvp`. One thread at a time: torch's levels of forward mode belong to all threads."""
+    with _FORWARD_MODE:
+        _load_forward_mode()
+        yield
+
+
 @functools.cache
-def load_forward_mode() -> None:
+def _load_forward_mode() -> None:
     """Loads torch's forward-mode rules without the deprecation warning that torch 2.13 causes to itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

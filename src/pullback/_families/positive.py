@@ -31,7 +31,7 @@ from torch.distributions import (
 )
 
 from pullback._autodiff.rewrites import Rewritten
-from pullback._autodiff.torch_internals import exponential_family
+from pullback._autodiff.torch_internals import exponential_family, forward_mode
 from pullback._families.fading import FLAT, SAME, SLOW, WIDE, fades, times
 from pullback._families.information import Information
 from pullback._families.location_scale import half_line
@@ -244,7 +244,7 @@ def _(p: ExponentialFamily, q: ExponentialFamily) -> Tensor:
     """
     (theta, log_normalizer), (other, _) = exponential_family(p), exponential_family(q)
     steps = tuple(b - a for a, b in zip(theta, other, strict=True))
-    with Rewritten():
+    with forward_mode(), Rewritten():
         value, slope = torch.func.jvp(log_normalizer, theta, steps)[:2]
     return log_normalizer(*other) - value - slope
 
