@@ -7,6 +7,8 @@
 - `differentiable_kernels` (``torch._C._set_mkldnn_enabled``): there is no public switch for oneDNN's recurrences.
 - `batch_norms`, `dropouts` (``torch.nn.modules``): the base classes of all normalization and dropout layers are private.
 - `torch_kl_rule`, `has_registered_kl` (``torch.distributions.kl``): torch has no public way to ask which rules exist.
+- `inverse_transform`, `transform_caches`, `set_batch_shape` (``torch.distributions``): a distribution is taken apart and put together
+  again with other tensors, for which torch has no public way.
 - `given_probs` (``Distribution._param``): the logits torch offers then are clamped, and it does not say which were given.
 - `exponential_family` (``ExponentialFamily._natural_params``): torch has them for its own use only.
 - `unvalidated` (``Distribution._validate_args``): the public setter has no getter.
@@ -28,10 +30,13 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor, peek
 from torch.autograd import forward_ad
 from torch.distributions import Distribution, ExponentialFamily
 from torch.distributions import kl as torch_kl
+from torch.distributions.transforms import _InverseTransform
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+inverse_transform: type[_InverseTransform] = _InverseTransform
+transform_caches: dict[str, Any] = {"_inv": None, "_cached_x_y": (None, None)}
 batch_norms: type[_BatchNorm] = _BatchNorm
 dropouts: type[_DropoutNd] = _DropoutNd
 
@@ -80,6 +85,11 @@ def _load_forward_mode() -> None:
 def depends_on_code(x: Tensor) -> bool:
     """Whether a tensor met inside a derivative moves with the variable that is differentiated."""
     return is_wrapped(x) and (x.requires_grad or forward_ad.unpack_dual(x).tangent is not None)
+
+
+def set_batch_shape(p: Distribution, shape: torch.Size) -> None:
+    """Gives a copy of a distribution, whose tensors were replaced, the batch shape of these; nothing is checked any more."""
+    p._batch_shape, p._validate_args = shape, False
 
 
 def given_probs(p: Distribution) -> bool:

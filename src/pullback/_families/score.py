@@ -25,16 +25,18 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution, Transform
-from torch.distributions.transforms import _InverseTransform
 
 from pullback._autodiff.derivatives import directional
-from pullback._autodiff.torch_internals import depends_on_code, unwrapped
+from pullback._autodiff.torch_internals import (
+    depends_on_code,
+    inverse_transform,
+    set_batch_shape,
+    transform_caches,
+    unwrapped,
+)
 from pullback._families.information import Information
 from pullback._families.missing import MissingRuleError
 from pullback._numerics.random import RandomState, as_seed
-
-# What a transform remembers of its last use.
-_CACHES = ("_inv", "_cached_x_y")
 
 
 def score_information(p: Distribution, *, num_samples: int = 1000, random_state: RandomState = 0) -> Information:
@@ -143,10 +145,10 @@ class _Held:
 def tensors_in(thing: Any) -> Iterator[Tensor]:
     if isinstance(thing, Tensor):
         yield thing
-    elif isinstance(thing, _InverseTransform):
+    elif isinstance(thing, inverse_transform):
         yield from tensors_in(thing.inv)
     elif isinstance(thing, (Distribution, Transform)):
-        yield from tensors_in([value for name, value in vars(thing).items() if name not in _CACHES])
+        yield from tensors_in([value for name, value in vars(thing).items() if name not in transform_caches])
     elif isinstance(thing, (list, tuple)):
         for part in thing:
             yield from tensors_in(part)
@@ -158,7 +160,7 @@ def _rebuilt(thing: Any, new: Mapping[int, Tensor], dropped: Size) -> Any:
     """A copy of `thing` with tensors replaced by identity and the leading batch dimensions `dropped`."""
     if isinstance(thing, Tensor):
         return new.get(id(thing), thing)
-    if isinstance(thing, _InverseTransform):
+    if isinstance(thing, inverse_transform):
         return _rebuilt(thing.inv, new, dropped).inv
     if isinstance(thing, (Distribution, Transform)):
         other = copy.copy(thing)
@@ -173,12 +175,10 @@ def _rebuilt(thing: Any, new: Mapping[int, Tensor], dropped: Size) -> Any:
 
 def _reshaped(p: Distribution, dropped: Size) -> Distribution:
     # Samples on the border of the support are samples.
-    p._validate_args = False
-    if p._batch_shape[: len(dropped)] == dropped:
-        p._batch_shape = p._batch_shape[len(dropped) :]
+    set_batch_shape(p, p.batch_shape[len(dropped) :] if p.batch_shape[: len(dropped)] == dropped else p.batch_shape)
     return p
 
 
 def _forgetful(transform: Transform) -> Transform:
-    transform._inv, transform._cached_x_y = None, (None, None)
+    vars(transform).update(transform_caches)
     return transform

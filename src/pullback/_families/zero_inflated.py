@@ -4,8 +4,9 @@ With probability π (the *gate*) a count is zero for another reason; otherwise i
 
 .. math:: p(x) = \pi\, [x = 0] + (1 - \pi)\, b(x).
 
-Whether a count is zero, and how large it is if not, are two independent questions. So the Fisher information is that of a Bernoulli
-variable with the probability :math:`f = \pi + (1 - \pi)\, b(0)` of a zero, plus that of the base without its zeros,
+Whether a count is zero, and how large it is if not, are two independent questions. So the Fisher information is that of
+a Bernoulli variable with the probability :math:`f = \pi + (1 - \pi)\, b(0)` of a zero, plus that of the base without
+its zeros,
 
 .. math:: I = f (1 - f)\, \nabla\ell\, \nabla\ell^\top + (1 - \pi)\Big(I_b - \frac{b(0)}{1 - b(0)}\, s_0 s_0^\top\Big),
    \qquad \ell = \operatorname{logit} f, \quad s_0 = \nabla \log b(0).
@@ -34,7 +35,7 @@ class ZeroInflated(Distribution):
 
     Args:
         base: a `Poisson`, `NegativeBinomial` or `Geometric` distribution.
-        gate_logits: log-odds of the probability that a count is replaced, of the base's batch shape (or broadcastable to it).
+        gate_logits: log-odds of the probability that a count is replaced, broadcastable to the base's batch shape.
         validate_args: as for every distribution of torch.
 
     >>> p = ZeroInflated(Poisson(torch.tensor(2.0)), gate_logits=torch.tensor(0.0))
@@ -84,7 +85,8 @@ def log_zero(base: Distribution, eta: Tensor) -> tuple[Tensor, Tensor]:
     """The log-probability of a zero as a function of the coordinates of the base's information, and its gradient."""
     name = type(base).__name__
     raise MissingRuleError(
-        f"ZeroInflated knows the probability of a zero for Poisson, NegativeBinomial and Geometric, not for {name}. Use "
+        f"ZeroInflated knows the probability of a zero for Poisson, NegativeBinomial and Geometric, not for {name}. "
+        f"Use "
         "pullback.ScoreMetric(decoder), which needs only sample and log_prob."
     )
 
