@@ -294,3 +294,73 @@ torch.testing.assert_close(pb.geodesic(fast, z[0], z[1]).length, length)
 def test_strict_programs_and_compiled_decoders_work():
     """Takes its time to load the compiler."""
     subprocess.run([sys.executable, "-c", STRICT], check=True)
+
+
+# --- models of other libraries ---
+
+
+class VAE(nn.Module):
+    """A model with an encoder and a decoder whose outputs are those of the library that is imitated."""
+
+    def __init__(self, wrap) -> None:
+        super().__init__()
+        self.encoder, self.net, self.wrap = nn.Linear(6, 2), nn.Linear(2, 6), wrap
+        self.to(DOUBLE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decode(self.encoder(x))
+
+    def decode(self, z: Tensor) -> object:
+        return self.wrap(self.net(z))
+
+
+class Output:
+    def __init__(self, **fields: Tensor) -> None:
+        vars(self).update(fields)
+
+
+OUTPUTS = {
+    "tensor": (lambda h: h, Bernoulli, lambda h: Bernoulli(logits=h)),
+    "pythae": (lambda h: Output(reconstruction=h), Normal, lambda h: Normal(h, 1.0)),
+    "diffusers": (lambda h: Output(sample=h), Normal, lambda h: Normal(h, 1.0)),
+    "dictionary": (lambda h: {"logits": h}, Categorical, lambda h: Categorical(logits=h)),
+    "mean and log-variance": (lambda h: h.chunk(2, -1), Normal, lambda h: Normal(h[:, :3], (h[:, 3:] / 2).exp())),
+    "distribution": (lambda h: Normal(h, 0.5), None, lambda h: Normal(h, 0.5)),
+    "function": (lambda h: h, lambda h: Bernoulli(probs=h.sigmoid()), lambda h: Bernoulli(logits=h)),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_models_of_other_libraries_become_decoders(name):
+    wrap, family, likelihood = OUTPUTS[name]
+    model = VAE(wrap)
+    metric = pb.FisherRaoMetric(pb.as_decoder(model, family))
+    expected = pb.FisherRaoMetric(lambda z: likelihood(model.net(z))).tensor(codes())
+    torch.testing.assert_close(metric.tensor(codes()), expected)
+
+
+def test_sentences_name_the_line_that_works():
+    model = VAE(lambda h: h)
+    with pytest.raises(pb.DecoderError, match=r"has decode: use pullback\.as_decoder\(model, family="):
+        pb.FisherRaoMetric(model).tensor(codes())
+    with pytest.raises(pb.DecoderError, match=r"pullback\.as_decoder\(model, family="):
+        pb.FisherRaoMetric(model.decode).tensor(codes())
+    with pytest.raises(pb.DecoderError, match=r"pullback\.as_decoder\(model, family="):
+        pb.as_decoder(model)(codes())
+    with pytest.raises(TypeError, match=r"got a decoder. Use pullback\.FisherRaoMetric"):
+        pb.geodesic(pb.as_decoder(model, Bernoulli), codes()[0], codes()[1])
+
+
+def test_the_tensor_needs_no_more_memory_for_more_codes():
+    """Codes are differentiated in parts: the largest batch that the decoder sees does not grow."""
+    sizes = []
+
+    def decoder(z: Tensor) -> Distribution:
+        sizes.append(len(z))
+        return Normal(z @ torch.ones(2, 4096, dtype=DOUBLE), 1.0)
+
+    metric = pb.FisherRaoMetric(decoder)
+    few = metric.tensor(codes(400))
+    largest = max(sizes)
+    torch.testing.assert_close(metric.tensor(codes(400).repeat(4, 1)), few.repeat(4, 1, 1))
+    assert max(sizes) == largest < 400
