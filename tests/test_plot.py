@@ -110,7 +110,7 @@ def test_geodesics_that_leave_the_support_are_dashed(metric):
     ("call", "sentence"),
     [
         (lambda m, c: plot.latent(m), r"codes= or bounds=\(left, right, bottom, top\)"),
-        (lambda m, c: plot.latent(m, torch.zeros(5, 3)), "choose two dimensions first"),
+        (lambda m, c: plot.latent(m, torch.zeros(5, 3, 2)), "choose two dimensions first"),
         (lambda m, c: plot.latent(m, c, background="speed"), "one of .'entropy', 'log_volume', 'support'."),
         (lambda m, c: plot.latent(m, c, background="support"), r"pullback.Extrapolated\(decoder, pullback.Support.fit"),
         (lambda m, c: plot.paths(torch.zeros(5, 3)), r"shape \(\*batch, n, 2\), not \(5, 3\)"),
@@ -120,3 +120,29 @@ def test_geodesics_that_leave_the_support_are_dashed(metric):
 def test_errors_name_the_fix(metric, codes, call, sentence):
     with pytest.raises((TypeError, ValueError), match=sentence):
         call(metric, codes)
+
+
+def test_more_dimensions_are_shown_by_a_plane():
+    """Codes and paths are projected alike, onto directions that can be chosen; the used ones are those the decoder sees."""
+    codes = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    scales = torch.tensor([0.1, 5.0, 0.1, 3.0], dtype=torch.float64)
+    metric = pb.FisherRaoMetric(lambda z: Normal(z * scales, 1.0))
+    for axes, expected in (("used", [1, 3]), ((2, 0), [2, 0])):
+        figure, ax = plt.subplots()
+        drawn = pb.plot.latent(metric, codes, axes=axes, resolution=8, background=lambda z: z[:, 1], ax=ax)
+        assert drawn.codes is not None
+        shown = torch.as_tensor(drawn.codes.get_offsets().data)
+        flat = (codes - codes.mean(0))[:, expected]
+        torch.testing.assert_close(shown.abs(), flat.abs(), rtol=1e-9, atol=1e-9)
+        (line,) = pb.plot.paths(codes[:2], ax=ax)
+        torch.testing.assert_close(torch.as_tensor(line.get_xydata()), shown[:2], rtol=1e-9, atol=1e-9)
+        plt.close(figure)
+
+
+def test_colors_are_those_of_the_codes():
+    """A wall far from the codes saturates instead of taking the whole scale."""
+    codes = torch.rand(100, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    metric = pb.FisherRaoMetric(lambda z: Normal(z, 1.0))
+    image = pb.plot.latent(metric, codes, background=lambda z: torch.exp(8 * z[:, 0]), clip=0.0, resolution=40).image
+    assert image.norm.vmax is not None
+    assert image.norm.vmax < 1.5 * torch.exp(8 * codes[:, 0].max())

@@ -70,3 +70,22 @@ def test_works_in_any_dimension():
     report = pb.uncertainty_report(lambda z: Bernoulli(logits=z @ weight), codes, num_pairs=4)
     assert report.num_converged == 4
     assert report.calibrated
+
+
+def test_unused_dimensions_are_counted_and_advised():
+    """Two of four dimensions do not reach the decoder; completing the metric does not hide that."""
+    codes = torch.randn(200, 4, dtype=F64, generator=torch.Generator().manual_seed(0))
+    bare = lambda z: Normal(4 * z[..., :2], 1.0)  # noqa: E731
+    for decoder in (bare, pb.WithPrior(bare)):
+        report = pb.uncertainty_report(decoder, codes, num_pairs=2, num_points=50)
+        assert (report.num_dimensions, report.num_unused) == (4, 2)
+        assert any("2 of 4 latent dimensions are unused" in s and "WithPrior" in s for s in report.advice)
+        assert "2 are unused" in repr(report)
+        assert "<b>" in report._repr_html_()
+
+
+def test_collapsed_model_is_unfit(support: pb.Support):
+    report = pb.uncertainty_report(lambda z: Normal(1e-3 * z, 1.0), CODES, support=support, num_pairs=3)
+    assert report.collapsed
+    assert "unfit for geometry" in str(report)
+    assert "ignores its codes" in report.advice[0]

@@ -8,33 +8,44 @@ The first is what the model says of itself, the second what the geometry makes o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pullback._decoders.contract import Decoder, decode
+from pullback._decoders.contract import Decoder, as_codes, decode
+from pullback._decoders.prior import WithPrior
 from pullback._decoders.support import Support
 from pullback._geometry.geodesic import Geodesic, geodesic
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._starts.code_graph import CodeGraph
-from pullback._starts.lattice import Lattice
 from pullback._typing import Float
 
 _ENTROPY_RISES = 0.75
 _MAY_LEAVE = 0.05
+# Codes that are typically less than a third of a standard deviation apart cannot be told from each other by what they decode to.
+_COLLAPSED = 0.3
+# Nodes of the graph of codes from which paths start: what bounds the cost of a report for a wide decoder.
+_MAX_NODES = 300
 
 
 @dataclass(frozen=True)
 class UncertaintyReport:
-    """What `uncertainty_report` found; ``print(report)`` gives it in sentences.
+    """What `uncertainty_report` found; printed or shown in a notebook, it is a few sentences.
 
-    **Attributes:**
-
-    - `entropy_on`, `entropy_off`: median entropy of p(x|z), summed over features, at codes and at points off the support.
-    - `entropy_rises`: the probability that a point off the data has more entropy than a code: 1 is perfect, ½ is blind.
-    - `log_volume_on`, `log_volume_off`: median of ½ log det M at the same points.
-    - `num_paths`, `num_converged`, `num_leaving`: geodesics between random codes, how many converged, and how many leave the support.
+    Attributes:
+        entropy_on: median entropy of p(x|z), summed over features, at codes.
+        entropy_off: the same at points off the support.
+        entropy_rises: the probability that a point off the data has more entropy than a code: 1 is perfect, ½ is blind.
+        log_volume_on: median of ½ log det M at codes.
+        log_volume_off: the same at points off the support.
+        num_paths: geodesics between random codes.
+        num_converged: how many of them converged.
+        num_leaving: how many leave the support.
+        num_dimensions: of the latent space.
+        num_unused: directions in which the decoder knows less about a code than a standard normal prior does.
+        typical_distance: median length of the geodesics, in standard deviations of what is decoded.
     """
 
     entropy_on: float
@@ -45,6 +56,21 @@ class UncertaintyReport:
     num_paths: int
     num_converged: int
     num_leaving: int
+    num_dimensions: int
+    num_unused: int
+    typical_distance: float
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the decoder ignores its codes: these are all alike to it, or no path between them could be found."""
+        return not self.typical_distance >= _COLLAPSED or (self.num_paths > 0 and not self.num_converged)
+
+    @property
+    def verdict(self) -> str:
+        """``"good enough"``, ``"not good enough"`` or ``"unfit"`` for geometry."""
+        if self.collapsed:
+            return "unfit"
+        return "good enough" if self.calibrated else "not good enough"
 
     @property
     def calibrated(self) -> bool:
@@ -54,7 +80,7 @@ class UncertaintyReport:
     @property
     def advice(self) -> list[str]:
         """What to do, one sentence each; empty if nothing needs doing."""
-        advice = []
+        advice = [] if not self.collapsed else [_SENTENCE_COLLAPSED]
         if not self.calibrated and self.log_volume_off < self.log_volume_on:
             advice.append(
                 "The metric is smaller off the data than on them, so paths take the void as a short cut: wrap the decoder, "
@@ -72,6 +98,11 @@ class UncertaintyReport:
                 "pullback.Extrapolated, but do not trust what it decodes there; pullback.Reweighted makes it say so, and an "
                 "EnsembleDecoder or a GPDecoder knows by itself."
             )
+        if self.num_unused and not self.collapsed:
+            advice.append(
+                f"{self.num_unused} of {self.num_dimensions} latent dimensions are unused: the decoder says less about them than the "
+                "prior does, and paths run away along them. Complete the metric, pullback.WithPrior(decoder), unless it is already."
+            )
         if self.num_converged < self.num_paths:
             advice.append(
                 f"{self.num_paths - self.num_converged} geodesics did not converge: see their status from pullback.geodesic; a "
@@ -80,15 +111,28 @@ class UncertaintyReport:
         return advice
 
     def __str__(self) -> str:
-        verdict = "good enough" if self.calibrated else "not good enough"
         facts = [
-            f"The model's uncertainty is {verdict} for geometry: {self.num_leaving} of {self.num_paths} geodesics between random "
+            f"The model's uncertainty is {self.verdict} for geometry: {self.num_leaving} of {self.num_paths} geodesics between random "
             f"codes leave the support of the data.",
             f"Entropy of p(x|z): median {self.entropy_on:.4g} on the data, {self.entropy_off:.4g} off them; a point off the data has "
             f"more than a code with probability {self.entropy_rises:.2f}.",
+            f"Codes are typically {self.typical_distance:.3g} standard deviations apart, in {self.num_dimensions} latent dimensions "
+            f"of which {self.num_unused} are unused.",
             f"Log-volume of the metric: median {self.log_volume_on:.4g} on the data, {self.log_volume_off:.4g} off them.",
         ]
         return "\n".join([*facts, *self.advice])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head, *rest = str(self).split("\n")
+        return f"<p><b>{escape(head)}</b></p>" + "".join(f"<p>{escape(sentence)}</p>" for sentence in rest)
+
+
+_SENTENCE_COLLAPSED = (
+    "The decoder ignores its codes: what it decodes them to cannot be told apart, so there is no geometry to measure. Train longer, or "
+    "with a smaller weight of the KL term, and check that codes and decoder belong together."
+)
 
 
 def uncertainty_report(
@@ -102,15 +146,21 @@ def uncertainty_report(
 ) -> UncertaintyReport:
     """Says whether a decoder's uncertainty is calibrated enough for its geometry to follow the data.
 
-    **Arguments:**
+    Args:
+        decoder: any decoder, wrapped or not.
+        codes: latent codes of the data, shape ``(n, d)``.
+        support: where the data are; by default the decoder's own, or else one fitted to the codes.
+        num_points: codes, and points off the support around them, at which entropy and volume are measured.
+        num_pairs: geodesics between random codes. They start from straight lines and from a graph of at most 300 codes.
+        random_state: seed of what is random.
 
-    - `decoder`: any decoder, wrapped or not.
-    - `codes`: latent codes of the data, shape ``(n, d)``.
-    - `support`: where the data are; by default the decoder's own, or else one fitted to the codes.
-    - `num_points`: codes, and points off the support around them, at which entropy and volume are measured.
-    - `num_pairs`: geodesics between random codes.
-    - `random_state`: seed of what is random.
+    Example:
+        >>> import torch, pullback as pb
+        >>> codes = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+        >>> pb.uncertainty_report(lambda z: torch.distributions.Normal(5 * z[..., :1], 1.0), codes, num_pairs=2).num_unused
+        1
     """
+    codes = as_codes(codes, decoder)
     if support is None:
         own = getattr(decoder, "support", None)
         support = own if isinstance(own, Support) else Support.fit(codes)
@@ -132,7 +182,19 @@ def uncertainty_report(
         num_paths=num_pairs,
         num_converged=int(paths.converged.sum()),
         num_leaving=int(paths.leaves_support.sum()),
+        num_dimensions=codes.shape[-1],
+        num_unused=_num_unused(decoder, on),
+        typical_distance=paths.length.median().item(),
     )
+
+
+def _num_unused(decoder: Decoder, codes: Tensor) -> int:
+    """Directions in which the decoder's information, averaged over codes, is below that of a standard normal prior."""
+    while isinstance(decoder, WithPrior):
+        decoder = decoder.decoder
+    with torch.no_grad():
+        mean = FisherRaoMetric(decoder).tensor(codes).mean(0)
+    return int((torch.linalg.eigvalsh(mean) < 1).sum())
 
 
 def _off_support(support: Support, codes: Tensor, num: int, generator: torch.Generator) -> Tensor:
@@ -165,6 +227,5 @@ def _paths(
 ) -> Geodesic:
     inside = codes[support.contains(codes)]
     ends = inside[torch.randint(len(inside), (2, num_pairs), generator=generator).to(codes.device)]
-    if codes.shape[-1] == 2:
-        return geodesic(metric, *ends, init=Lattice.fit(metric, codes), support=support)
-    return geodesic(metric, *ends, init=[None, CodeGraph.fit(metric, codes)], support=support)
+    graph = CodeGraph.fit(metric, codes, max_nodes=_MAX_NODES)
+    return geodesic(metric, *ends, init=[None, graph], support=support)

@@ -1,4 +1,4 @@
-"""Pictures of two-dimensional latent spaces. Importing this module imports matplotlib; nothing else in the core does.
+"""Pictures of latent spaces, of two dimensions or of a plane in more. Importing this module imports matplotlib; nothing else in the core does.
 
 Every function takes the axes to draw on (``ax=None`` makes new ones) and returns what it drew, so that colours, labels and
 limits stay the caller's to change.
@@ -20,9 +20,11 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from pullback._curves.curve import Curve
-from pullback._decoders.contract import decode
+from pullback._decoders.contract import as_codes, decode
 from pullback._metrics.base import Metric
+from pullback.plot._contributions import contributions
 from pullback.plot._geometry import ClusterPlot, clusters, density, exponential_grid, fan, indicatrices
+from pullback.plot._plane import Directions, Plane, remember, shown
 from pullback.plot._raster import Bounds, evaluate, extent, grid
 
 Background = str | Callable[[Tensor], Tensor]
@@ -30,7 +32,9 @@ Background = str | Callable[[Tensor], Tensor]
 __all__ = [
     "ClusterPlot",
     "LatentPlot",
+    "Plane",
     "clusters",
+    "contributions",
     "density",
     "exponential_grid",
     "fan",
@@ -58,49 +62,69 @@ def latent(
     clip: float = 0.01,
     cmap: str = "viridis",
     colorbar: bool = True,
+    axes: Directions = "used",
     ax: Axes | None = None,
 ) -> LatentPlot:
-    r"""Draws a two-dimensional latent space: a background computed from the metric, and the codes on top of it.
+    r"""Draws a latent space: a background computed from the metric, and the codes on top of it.
 
-    **Arguments:**
+    More than two dimensions are shown by the plane through the mean of the codes along two directions, `axes`, onto which codes are
+    projected; `paths` drawn on the same matplotlib axes are projected alike.
 
-    - `metric`: any `pullback.Metric` on a two-dimensional latent space.
-    - `codes`: latent codes of shape ``(n, 2)`` to scatter.
-    - `background`: ``"log_volume"`` (:math:`\tfrac12 \log\det M`: bright where a small step changes the decoded
-      distribution much), ``"entropy"`` of the decoded distribution (summed over features), ``"support"`` (the squared distance
-      to the data of a `pullback.Extrapolated` decoder), or a function from codes ``(n, 2)`` to values ``(n,)``.
-    - `bounds`: ``(left, right, bottom, top)``; by default the codes' extent with a margin of a quarter of it.
-    - `resolution`: pixels along the longer side. Each pixel is one decoded code.
-    - `clip`: the share of pixels at each end of the colour scale that saturates, so that a few extreme values do not
-      flatten the rest. Pixels that are not finite (a singular metric has log-volume :math:`-\infty`) stay grey.
+    Args:
+        metric: any `pullback.Metric`.
+        codes: latent codes of shape ``(n, d)`` to scatter; needed for d > 2.
+        background: ``"log_volume"`` (:math:`\\tfrac12 \\log\\det M`: bright where a small step changes the decoded
+            distribution much), ``"entropy"`` of the decoded distribution (summed over features), ``"support"`` (the squared
+            distance to the data of a `pullback.Extrapolated` decoder), or a function from codes ``(n, d)`` to values ``(n,)``.
+        bounds: ``(left, right, bottom, top)``; by default the codes' extent with a margin of a quarter of it.
+        resolution: pixels along the longer side. Each pixel is one decoded code.
+        clip: the share at each end of the color scale that saturates: of the pixels near codes, so that what lies far from the data
+            does not take the whole scale, or of all pixels without codes. Pixels that are not finite stay gray.
+        cmap: colors of the background.
+        colorbar: whether to draw a color bar.
+        axes: for d > 2 the two directions to show: ``"used"`` (those with most information, eigenvectors of the metric averaged
+            over the codes), ``"pca"`` (principal components of the codes), two dimensions such as ``(0, 3)``, or a tensor ``(2, d)``.
+        ax: matplotlib axes; new ones by default.
     """
     ax = ax or plt.subplots(layout="compressed")[1]
-    bounds = bounds or extent(codes)
-    like = codes if codes is not None else torch.zeros(0, 2, dtype=torch.float64)
-    values = evaluate(_background(metric, background), grid(bounds, resolution, like))
-    low, high = _limits(values, clip)
+    codes = None if codes is None else as_codes(codes, metric)
+    plane = None if codes is None or codes.shape[-1] == 2 else Plane.of(metric, codes, axes)
+    flat = codes if plane is None or codes is None else plane.project(codes)
+    if plane is not None:
+        remember(ax, plane)
+    bounds = bounds or extent(flat)
+    like = flat if flat is not None else torch.zeros(0, 2, dtype=torch.float64)
+    f, pixels = _background(metric, background), grid(bounds, resolution, like)
+    values = evaluate(f if plane is None else lambda x: f(plane.lift(x)), pixels)
+    low, high = _limits(values if flat is None else _near(values, bounds, flat), clip)
     colors = plt.get_cmap(cmap).with_extremes(bad="0.8")
     image = ax.imshow(values.numpy(), extent=bounds, origin="lower", cmap=colors, vmin=low, vmax=high, aspect="equal")
     bar = None
     if colorbar:
         bar = ax.figure.colorbar(image, ax=ax, extend=_extend(values, low, high), pad=0.02)
         bar.set_label(_label(background))
-    return LatentPlot(image, None if codes is None else _scatter(codes, ax), bar)
+    return LatentPlot(image, None if flat is None else _scatter(flat, ax), bar)
 
 
 def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style: Any) -> list[Line2D]:
-    """Draws curves in a two-dimensional latent space, one line each. Geodesics that leave the support of the data are dashed.
+    """Draws curves in a latent space, one line each. Geodesics that leave the support of the data are dashed.
 
-    **Arguments:**
+    In more than two dimensions curves are projected onto the plane that `latent` has drawn on the same axes.
 
-    - `curves`: points of shape ``(*batch, n, 2)``; or a `pullback.Geodesic` or a `pullback.Curve`, which is drawn through
-      `num_points` of its points.
-    - `style`: passed to `matplotlib.axes.Axes.plot`.
+    Args:
+        curves: points of shape ``(*batch, n, d)``; or a `pullback.Geodesic` or a `pullback.Curve`, which is drawn through
+            `num_points` of its points.
+        num_points: of each line.
+        ax: matplotlib axes; new ones by default.
+        **style: passed to `matplotlib.axes.Axes.plot`.
     """
     ax = ax or plt.subplots(layout="compressed")[1]
-    points = _points(curves, num_points).detach().cpu()
+    points, plane = _points(curves, num_points).detach().cpu(), shown(ax)
+    points = points if plane is None or points.shape[-1] == 2 else plane.project(points)
     if points.ndim < 2 or points.shape[-1] != 2:
-        raise ValueError(f"paths draws curves of shape (*batch, n, 2), not {tuple(points.shape)}; project them first.")
+        raise ValueError(
+            f"paths draws curves of shape (*batch, n, 2), not {tuple(points.shape)}; in more dimensions draw pullback.plot.latent(metric, codes, ax=ax) first."
+        )
     drawn = points.reshape(-1, *points.shape[-2:]).numpy()
     dashes = ["--" if leaves else "-" for leaves in _leaves_support(curves, len(drawn))]
     style = normalize_kwargs(style, Line2D)  # full names: a short one must replace the default, not join it
@@ -156,6 +180,17 @@ def _decoder(metric: Metric, background: str) -> Callable[[Tensor], torch.distri
             f'background="{background}" needs a metric with a decoder; pass a function of the codes instead.'
         )
     return metric.decoder  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _near(values: Tensor, bounds: Bounds, codes: Tensor) -> Tensor:
+    """The values of the pixels in which codes lie, or all if these are not finite."""
+    left, right, bottom, top = bounds
+    rows, columns = values.shape
+    x, y = codes.detach().cpu().double().T
+    column, row = ((x - left) / (right - left) * columns).long(), ((y - bottom) / (top - bottom) * rows).long()
+    inside = (column >= 0) & (column < columns) & (row >= 0) & (row < rows)
+    found = values[row[inside], column[inside]]
+    return found if found.isfinite().any() and found.max() > found.min() else values
 
 
 def _limits(values: Tensor, clip: float) -> tuple[float | None, float | None]:

@@ -1,0 +1,61 @@
+"""The plane that a picture of a latent space of more than two dimensions shows."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from pullback._metrics.base import Metric
+
+Directions = str | Sequence[int] | Tensor
+# Codes over which the metric is averaged to find the directions that are used most.
+_NUM_CODES = 500
+_SHOWN: weakref.WeakKeyDictionary[Axes, Plane] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """A plane in the latent space: codes ``center + x @ directions`` with orthonormal ``directions (2, d)``."""
+
+    center: Tensor
+    directions: Tensor
+
+    @classmethod
+    def of(cls, metric: Metric, codes: Tensor, directions: Directions = "used") -> Plane:
+        """The plane through the mean of the codes along two directions; see `pullback.plot.latent`."""
+        center, d = codes.mean(0), codes.shape[-1]
+        if isinstance(directions, Tensor):
+            return cls(center, torch.linalg.qr(directions.to(codes).mT)[0].mT)
+        if isinstance(directions, str):
+            if directions == "used":
+                with torch.no_grad():
+                    spread = metric.tensor(codes[:: -(-len(codes) // _NUM_CODES)]).mean(0)
+            elif directions == "pca":
+                spread = torch.cov(codes.mT)
+            else:
+                raise ValueError(f'axes must be "used", "pca", two dimensions, or two directions; not {directions!r}.')
+            return cls(center, torch.linalg.eigh(spread)[1].mT.flip(0)[:2])
+        return cls(center, torch.eye(d).to(codes)[list(directions)])
+
+    def project(self, z: Tensor) -> Tensor:
+        """Coordinates ``(*batch, 2)`` of codes ``(*batch, d)`` in the plane."""
+        return (z - self.center.to(z)) @ self.directions.to(z).mT
+
+    def lift(self, x: Tensor) -> Tensor:
+        """The codes ``(*batch, d)`` of points ``(*batch, 2)`` of the plane."""
+        return self.center + x.to(self.center) @ self.directions
+
+
+def remember(ax: Axes, plane: Plane) -> None:
+    """Keeps the plane for what is drawn on the same axes later."""
+    _SHOWN[ax] = plane
+
+
+def shown(ax: Axes) -> Plane | None:
+    """The plane that the axes show, if they show one."""
+    return _SHOWN.get(ax)
