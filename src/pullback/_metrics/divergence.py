@@ -98,7 +98,7 @@ class DivergenceMetric(Metric):
 
     **Arguments:**
 
-    - `decoder`: maps codes ``(*batch, d)`` to a distribution whose batch shape starts with ``batch``.
+    - `decoder`: maps codes ``(N, d)`` to a distribution whose batch shape starts with ``N``.
     - `divergence`: one of `pullback.divergences`, or a function of two distributions. Its scale is s; wrap a function of your own
       as ``Divergence(function, scale=...)``, or it counts as 2, as Kullback-Leibler's.
     - `method`: `Hessian` (exact), `CentralDifference` or `OneSidedDifference` (the paper's).

@@ -29,7 +29,7 @@ class EuclideanMetric(Metric):
 
     **Arguments:**
 
-    - `decoder`: maps codes ``(*batch, d)`` to a distribution that has a mean and a standard deviation.
+    - `decoder`: maps codes ``(N, d)`` to a distribution that has a mean and a standard deviation.
     """
 
     decoder: Decoder

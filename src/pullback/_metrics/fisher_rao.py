@@ -30,7 +30,7 @@ class FisherRaoMetric(Metric):
 
     **Arguments:**
 
-    - `decoder`: maps codes ``(*batch, d)`` to a distribution whose batch shape starts with ``batch``.
+    - `decoder`: maps codes ``(N, d)`` to a distribution whose batch shape starts with ``N``.
     """
 
     decoder: Decoder

@@ -36,7 +36,7 @@ class ScoreMetric(Metric):
 
     **Arguments:**
 
-    - `decoder`: maps codes ``(*batch, d)`` to a distribution whose batch shape starts with ``batch``.
+    - `decoder`: maps codes ``(N, d)`` to a distribution whose batch shape starts with ``N``.
     - `num_samples`: samples of every code.
     - `random_state`: fixes the noise; with a seed, the caller's random state is untouched.
     """

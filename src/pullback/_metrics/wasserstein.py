@@ -25,7 +25,7 @@ class WassersteinMetric(Metric):
 
     **Arguments:**
 
-    - `decoder`: maps codes ``(*batch, d)`` to Normal, MultivariateNormal or LowRankMultivariateNormal distributions, or to
+    - `decoder`: maps codes ``(N, d)`` to Normal, MultivariateNormal or LowRankMultivariateNormal distributions, or to
       `Independent` or `pullback.Product` ones made of these.
     """
 
