@@ -1,9 +1,10 @@
 r"""Clusters under a metric: k-means with Fréchet means, and k-medoids.
 
-Both assign codes to the nearest center by the length of the shortest path, so that a cluster follows the data around a bend. In
-k-means the centers are Fréchet means, in k-medoids they are codes. The first moves all centers together with the paths to their
-codes (`_stars.py`), and solves other paths only where neither the triangle inequality (Elkan 2003) nor the straight line through the
-embedding tells that a center cannot have become the nearest. The second needs all pairs, once.
+Both assign codes to the nearest center by the length of the shortest path, so that a cluster follows the data around a
+bend. In k-means the centers are Fréchet means, in k-medoids they are codes. The first moves all centers together with
+the paths to their codes (`_stars.py`), and solves other paths only where neither the triangle inequality (Elkan 2003)
+nor the straight line through the embedding tells that a center cannot have become the nearest. The second needs all
+pairs, once.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from pullback.statistics._means import Balance
 from pullback.statistics._paths import DEFAULT_RTOL, Paths, Starts
 from pullback.statistics._stars import Star, star
 
-# Newton steps of the centers between two assignments: one leaves a residual of 1e-2, two of 1e-4 (VAE of benchmarks/models.py).
+# Newton steps of the centers between two assignments: one leaves a residual of 1e-2, two of 1e-4 (VAE of
+# benchmarks/models.py).
 _STEPS_PER_ROUND = 2
 
 
 class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Estimator):
-    r"""k-means with the distance of a metric: minimizes :math:`\sum_i \min_j d^2(z_i, \mu_j)` over centers :math:`\mu_j`.
+    r"""k-means with the distance of a metric: minimizes :math:`\sum_i \min_j d^2(z_i, \mu_j)` over centers
+    :math:`\mu_j`.
 
-    Lloyd's iteration: assign every code to its nearest center, move every center towards the Fréchet mean of its codes, until no
-    code changes its cluster and the centers rest. In flat space it is `sklearn.cluster.KMeans`.
+    Lloyd's iteration: assign every code to its nearest center, move every center towards the Fréchet mean of its
+    codes, until no code changes its cluster and the centers rest. In flat space it is `sklearn.cluster.KMeans`.
 
     Args:
         metric: the geometry; None for flat space.
@@ -166,10 +169,10 @@ class _Run:
 class GeodesicKMedoids(ClusterMixin, Estimator):
     r"""k-medoids with the distance of a metric: the k codes with the least :math:`\sum_i \min_j d(z_i, m_j)`.
 
-    The centers are codes, so nothing but distances is needed, and a few outlying codes hardly matter, as distances are not
-    squared. Starts greedily and swaps a medoid for another code as long as that helps (PAM: Kaufman and Rousseeuw 1990; all
-    swaps at once as in Schubert and Rousseeuw 2021), so no single swap improves the result. All pairs of codes are solved: for
-    a few hundred codes.
+    The centers are codes, so nothing but distances is needed, and a few outlying codes hardly matter, as distances are
+    not squared. Starts greedily and swaps a medoid for another code as long as that helps (PAM: Kaufman and Rousseeuw
+    1990; all swaps at once as in Schubert and Rousseeuw 2021), so no single swap improves the result. All pairs of
+    codes are solved: for a few hundred codes.
 
     Args:
         metric: the geometry; None for flat space.
@@ -209,7 +212,9 @@ class GeodesicKMedoids(ClusterMixin, Estimator):
         self.solver = solver
 
     def fit(self, X: Any, y: Any = None, *, distances: Array | None = None) -> Self:
-        """Finds the clusters of codes ``(n, d)``. Their distances ``(n, n)``, if known, are enough: ``fit(None, distances=D)``."""
+        """Finds the clusters of codes ``(n, d)``. Their distances ``(n, n)``, if known, are enough: ``fit(None,
+        distances=D)``.
+        """
         kind = distances if X is None else X
         codes = None if X is None and distances is not None else self._codes(X, reset=True)
         D = self._paths().matrix(codes) if distances is None and codes is not None else _square(distances, codes)
@@ -232,10 +237,11 @@ class GeodesicKMedoids(ClusterMixin, Estimator):
 
 
 def plus_plus(paths: Paths, codes: Tensor, num: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-    """k-means++: each further center is a code drawn with probability proportional to its squared distance to the nearest.
+    """k-means++: each further center is a code drawn with probability proportional to its squared distance to the
+    nearest.
 
-    Returns the centers and lower bounds ``(n, num)`` of the distances to them. Paths are solved only to codes for which the new
-    center may be the nearest.
+    Returns the centers and lower bounds ``(n, num)`` of the distances to them. Paths are solved only to codes for
+    which the new center may be the nearest.
     """
     chosen = torch.randint(len(codes), (1,), generator=source, device=codes.device)
     nearest, bounds = torch.full_like(codes[:, 0], torch.inf), []
@@ -321,8 +327,8 @@ def _changes(D: Tensor, medoids: Tensor) -> Tensor:
 def _check_count(n_clusters: int, codes: Tensor) -> None:
     if not 1 <= n_clusters <= len(codes):
         raise ValueError(
-            f"n_samples={len(codes)} should be >= n_clusters={n_clusters}, and that at least 1: ask for fewer clusters, or "
-            "encode more data."
+            f"n_samples={len(codes)} should be >= n_clusters={n_clusters}, and that at least 1: ask for fewer "
+            "clusters, or encode more data."
         )
 
 

@@ -1,10 +1,12 @@
 r"""What the estimators share: scikit-learn's habits, NumPy or torch at the door, and files without pickles.
 
 An estimator follows scikit-learn: parameters are stored by the constructor as they come, `fit` checks its data and sets
-attributes whose names end with an underscore, `get_params` and `clone` work. Data may be NumPy arrays or torch tensors. What
-comes out is of the kind that went in: the fitted attributes follow the data of `fit`, the answers those of the call.
+attributes whose names end with an underscore, `get_params` and `clone` work. Data may be NumPy arrays or torch
+tensors. What comes out is of the kind that went in: the fitted attributes follow the data of `fit`, the answers those
+of the call.
 
-The geometry is the parameter `metric`. None means flat space, in which every estimator is its well-known Euclidean namesake.
+The geometry is the parameter `metric`. None means flat space, in which every estimator is its well-known Euclidean
+namesake.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 r"""The Fréchet mean: the point with the least sum of squared distances to given points.
 
-.. math:: \mu = \arg\min_z F(z), \qquad F(z) = \sum_i w_i\, d^2(z, z_i), \qquad \nabla F(z) = -2 M(z) \sum_i w_i \mathrm{Log}_z(z_i).
+.. math:: \mu = \arg\min_z F(z), \qquad F(z) = \sum_i w_i\, d^2(z, z_i), \qquad \nabla F(z) = -2 M(z) \sum_i w_i
+          \mathrm{Log}_z(z_i).
 
-At the mean the logarithms balance, :math:`\sum_i w_i \mathrm{Log}_\mu(z_i) = 0` (Karcher 1977; Pennec 2006). Mean and paths are
-solved for together (`_stars.py`), so the iteration is Newton's: it needs a few steps also where the curvature is strong, and the paths of
-one step start the next.
+At the mean the logarithms balance, :math:`\sum_i w_i \mathrm{Log}_\mu(z_i) = 0` (Karcher 1977; Pennec 2006). Mean and
+paths are solved for together (`_stars.py`), so the iteration is Newton's: it needs a few steps also where the
+curvature is strong, and the paths of one step start the next.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from pullback.statistics._means import Balance
 from pullback.statistics._paths import Paths
 from pullback.statistics._stars import star
 
-# A path from the mean that was solved anew and has less energy by this share runs in another valley, and takes its place.
-# So does one in the place of a path that has so much left to gain and does not move.
+# A path from the mean that was solved anew and has less energy by this share runs in another valley, and takes its
+# place. So does one in the place of a path that has so much left to gain and does not move.
 _OTHER_VALLEY = 1e-2
 # Accuracy of the first paths: they are refined when the mean is near.
 _FIRST_RTOL = 1e-2
@@ -38,7 +39,8 @@ _MAX_FRESH = 6
 _STEPS = 16
 # By how much the error of the logarithms may exceed the residual before the message says so.
 _MARGIN = 10.0
-# Error of the mean logarithm, in standard deviations, up to which a mean counts as found: what rectified decoders allow.
+# Error of the mean logarithm, in standard deviations, up to which a mean counts as found: what rectified decoders
+# allow.
 _ACCEPT = 1e-2
 
 
@@ -50,9 +52,10 @@ class FrechetMean:
         mean: the point, ``(d,)``.
         variance: :math:`\sum_i w_i d^2(\mu, z_i)` with weights that sum to one; infinite if no path was found.
         distances: of the points from the mean, ``(n,)``.
-        logarithms: :math:`\mathrm{Log}_\mu(z_i)`, shape ``(n, d)``; NaN, as the distance, for points that no path reaches and for
-            those of weight zero.
-        residual: the length of :math:`\sum_i w_i \mathrm{Log}_\mu(z_i)` relative to the standard deviation: 0 at a mean.
+        logarithms: :math:`\mathrm{Log}_\mu(z_i)`, shape ``(n, d)``; NaN, as the distance, for points that no path
+            reaches and for those of weight zero.
+        residual: the length of :math:`\sum_i w_i \mathrm{Log}_\mu(z_i)` relative to the standard deviation: 0 at a
+            mean.
         error: what the errors of the logarithms may contribute to `residual`.
         converged: whether the logarithms balance, as far as they are known, and every path was found.
         message: the same as a sentence.
@@ -84,11 +87,13 @@ def frechet_mean(
     rtol: float = 1e-6,
     max_steps: int = 50,
 ) -> FrechetMean:
-    r"""The Fréchet mean :math:`\arg\min_z \sum_i w_i d^2(z, z_i)` of points, by Newton's method on the mean and all paths.
+    r"""The Fréchet mean :math:`\arg\min_z \sum_i w_i d^2(z, z_i)` of points, by Newton's method on the mean and all
+    paths.
 
-    A local minimum: unique if the points lie in a ball of less than a quarter of a closed geodesic where the curvature is positive
-    (Karcher 1977), and always where it is not. Points that no path reaches are left out of the sum, and the message says so. For
-    decoders with kinks (rectified units) the iteration ends where they allow no more, and `FrechetMean.error` says where that is.
+    A local minimum: unique if the points lie in a ball of less than a quarter of a closed geodesic where the curvature
+    is positive (Karcher 1977), and always where it is not. Points that no path reaches are left out of the sum, and
+    the message says so. For decoders with kinks (rectified units) the iteration ends where they allow no more, and
+    `FrechetMean.error` says where that is.
 
     Args:
         metric: the geometry.

@@ -1,13 +1,14 @@
 r"""The locally adaptive normal distribution (LAND): Gaussians that follow the data, and mixtures of them.
 
-Arvanitidis, Hansen and Hauberg, *A locally adaptive normal distribution* (NeurIPS 2016); on known manifolds Pennec (2006). The
-density is
+Arvanitidis, Hansen and Hauberg, *A locally adaptive normal distribution* (NeurIPS 2016); on known manifolds Pennec
+(2006). The density is
 
-.. math:: p(z) = \frac{1}{C(\mu, \Gamma)} \exp\bigl(-\tfrac12\, \mathrm{Log}_\mu(z)^\top\, \Gamma\, \mathrm{Log}_\mu(z)\bigr) ,
+.. math:: p(z) = \frac{1}{C(\mu, \Gamma)} \exp\bigl(-\tfrac12\, \mathrm{Log}_\mu(z)^\top\, \Gamma\,
+          \mathrm{Log}_\mu(z)\bigr) ,
 
 a Gaussian in the distances of the metric, with respect to one of two base measures: dz, or the Riemannian volume
-:math:`\sqrt{\det M(z)}\, dz` as in these papers. How it is normalized is told in `_normalization.py`, how it is fitted in
-`_land_fit.py`.
+:math:`\sqrt{\det M(z)}\, dz` as in these papers. How it is normalized is told in `_normalization.py`, how it is fitted
+in `_land_fit.py`.
 """
 
 from __future__ import annotations
@@ -56,26 +57,27 @@ _NUM_KERNELS = 512
 class LAND(DensityMixin, Estimator):
     r"""A mixture of locally adaptive normal distributions :math:`p(z) = \sum_k w_k\, p(z; \mu_k, \Gamma_k)`.
 
-    With ``metric=None`` it is a Gaussian mixture. Otherwise its level sets follow the shortest paths, and so the data, if the metric
-    knows where they are (`pullback.Extrapolated`, `pullback.WithPrior`).
+    With ``metric=None`` it is a Gaussian mixture. Otherwise its level sets follow the shortest paths, and so the data,
+    if the metric knows where they are (`pullback.Extrapolated`, `pullback.WithPrior`).
 
     Args:
         metric: the geometry; None for flat space.
         n_components: how many components.
-        base_measure: what the components are densities with respect to. ``"lebesgue"``, dz: a density of codes like that of any
-            other tool, which predicts held-out codes best. It needs distances that grow without end: where a decoder becomes
-            constant away from the data (`pullback.Reweighted`), the integral over dz is infinite. ``"volume"``, the Riemannian
-            volume :math:`\sqrt{\det M}\, dz`: a property of the geometry, the same in whatever coordinates. The walls that
-            `pullback.Extrapolated` puts around the data have a large volume, and get much of the mass.
+        base_measure: what the components are densities with respect to. ``"lebesgue"``, dz: a density of codes like
+            that of any other tool, which predicts held-out codes best. It needs distances that grow without end: where
+            a decoder becomes constant away from the data (`pullback.Reweighted`), the integral over dz is infinite.
+            ``"volume"``, the Riemannian volume :math:`\sqrt{\det M}\, dz`: a property of the geometry, the same in
+            whatever coordinates. The walls that `pullback.Extrapolated` puts around the data have a large volume, and
+            get much of the mass.
         tol: the fit stops when the mean log-likelihood of a code rises by less.
         max_iter: steps of the fit, at most.
-        num_points: points that the normalization constants are estimated with while fitting, by default 512, or 64 d; up to eight
-            times as many in the end, until their standard error is below 0.005.
+        num_points: points that the normalization constants are estimated with while fitting, by default 512, or 64 d;
+            up to eight times as many in the end, until their standard error is below 0.005.
         reg_covar: added to the diagonal of the second moments of the logarithms.
-        init_means: means ``(K, d)`` to start from, those of a fit under a cheaper metric for instance; None for geodesic
-            k-medoids.
-        init: where the search for shortest paths starts: a `Lattice` or `CodeGraph`. By default one over the codes is made, a
-            lattice in up to three dimensions.
+        init_means: means ``(K, d)`` to start from, those of a fit under a cheaper metric for instance; None for
+            geodesic k-medoids.
+        init: where the search for shortest paths starts: a `Lattice` or `CodeGraph`. By default one over the codes is
+            made, a lattice in up to three dimensions.
         solver: of shortest paths. The default, coarser than that of `pullback.geodesic`, aims at three digits.
         random_state: of the initial means, of the points above, and of `sample`.
         verbose: whether to show a progress bar.
@@ -83,8 +85,8 @@ class LAND(DensityMixin, Estimator):
     Attributes:
         weights_: ``(K,)``.
         means_: ``(K, d)``.
-        precisions_: :math:`\Gamma_k`, ``(K, d, d)``, in the coordinates of the tangents at the means; `covariances_` are their
-            inverses.
+        precisions_: :math:`\Gamma_k`, ``(K, d, d)``, in the coordinates of the tangents at the means; `covariances_`
+            are their inverses.
         log_normalizers_: :math:`\log C(\mu_k, \Gamma_k)`, ``(K,)``.
         log_normalizer_se_: their standard errors.
         codes_: those fitted to, ``(n, d)``.
@@ -167,7 +169,8 @@ class LAND(DensityMixin, Estimator):
         return self._cached_paths
 
     def score_samples(self, X: Array, *, lebesgue: bool | None = None) -> Any:
-        r"""Log-densities ``(n,)`` with respect to `base_measure`; with ``lebesgue=True`` to dz, with False to the volume.
+        r"""Log-densities ``(n,)`` with respect to `base_measure`; with ``lebesgue=True`` to dz, with False to the
+        volume.
 
         The first is the second plus :math:`\tfrac12 \log\det M`, whichever of the two the components are normalized by.
         """
@@ -215,7 +218,9 @@ class LAND(DensityMixin, Estimator):
         return means
 
     def _finish(self, problem: Problem, found: Fit, num: int, seed: int, X: Array) -> None:
-        """Sets the attributes; the normalization constants are computed once more, with new points, where the mass is."""
+        """Sets the attributes; the normalization constants are computed once more, with new points, where the mass
+        is.
+        """
         known, totals = _where_the_mass_is(problem, found, self._log_base, seed), []
         for k, (c, some) in enumerate(zip(found.components, known, strict=True)):
             totals.append(_normalizer(problem.paths, self._log_base, c, some, num, seed + (k + 1) * _FRESH))
@@ -241,7 +246,9 @@ class LAND(DensityMixin, Estimator):
         return torch.stack(joint, 1) + weights.log()
 
     def _rejected(self, n: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Codes and their joint log-densities, by rejection from kernels at `points_`; the bound rises as in `sample_uniform`."""
+        """Codes and their joint log-densities, by rejection from kernels at `points_`; the bound rises as in
+        `sample_uniform`.
+        """
         proposal = Proposal.fit(torch.as_tensor(self.points_).double())
         kept = torch.empty(0, proposal.centers.shape[1] + self.n_components + 1).to(proposal.centers)
         peak, d = -torch.inf, proposal.centers.shape[1]
@@ -275,7 +282,9 @@ def _radius(v: Tensor, precision: Tensor) -> Tensor:
 
 
 def _where_the_mass_is(problem: Problem, found: Fit, base: LogBase, seed: int) -> list[KnownRadii]:
-    """For each component, points drawn in proportion to its density: from the fit's sample, and from a finer one around those."""
+    """For each component, points drawn in proportion to its density: from the fit's sample, and from a finer one
+    around those.
+    """
     source = torch.Generator(device=problem.codes.device).manual_seed(seed)
     num = -(-_NUM_KERNELS // len(found.components))
     groups = [_draw(problem.sample.z, c.cloud.log_terms(c.precision), num, source) for c in found.components]

@@ -1,17 +1,18 @@
 r"""Greatest likelihood for mixtures of locally adaptive normal densities.
 
-Expectation maximization: responsibilities of the components for the codes, then for each component one step uphill on its part
-of the likelihood, with codes weighted by responsibility,
+Expectation maximization: responsibilities of the components for the codes, then for each component one step uphill on
+its part of the likelihood, with codes weighted by responsibility,
 
-.. math:: \phi(\mu, \Gamma) = \tfrac12 \sum_n r_n \mathrm{Log}_\mu(x_n)^\top \Gamma\, \mathrm{Log}_\mu(x_n) + \log C(\mu, \Gamma).
+.. math:: \phi(\mu, \Gamma) = \tfrac12 \sum_n r_n \mathrm{Log}_\mu(x_n)^\top \Gamma\, \mathrm{Log}_\mu(x_n) + \log
+          C(\mu, \Gamma).
 
-For a given mean the best precision is found at once (`best_precision`), so the descent is in the mean alone. Its direction is first
-that of Arvanitidis et al. (2016), the mean logarithm of the data less that of the density,
+For a given mean the best precision is found at once (`best_precision`), so the descent is in the mean alone. Its
+direction is first that of Arvanitidis et al. (2016), the mean logarithm of the data less that of the density,
 :math:`\sum_n r_n \mathrm{Log}_\mu(x_n) - \mathbb{E}_{\mu,\Gamma}[\mathrm{Log}_\mu(z)]`, which takes
-:math:`D_\mu \mathrm{Log}_\mu = -1`: a whole step is Newton's where space is flat. Elsewhere it vanishes near the minimum, not at
-it. So when it helps no more, :math:`D_\mu \mathrm{Log}_\mu` is computed, from the Hessians of the squared distances or by
-differences, and the steps become those of a quasi-Newton method. All are judged by :math:`\phi` itself, and shortened where that
-did not fall.
+:math:`D_\mu \mathrm{Log}_\mu = -1`: a whole step is Newton's where space is flat. Elsewhere it vanishes near the
+minimum, not at it. So when it helps no more, :math:`D_\mu \mathrm{Log}_\mu` is computed, from the Hessians of the
+squared distances or by differences, and the steps become those of a quasi-Newton method. All are judged by
+:math:`\phi` itself, and shortened where that did not fall.
 """
 
 from __future__ import annotations
@@ -133,7 +134,9 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """The gradient of the cost at a mean, and an estimate of the inverse of its second derivative; `seen` when that was measured."""
+    """The gradient of the cost at a mean, and an estimate of the inverse of its second derivative; `seen` when that
+    was measured.
+    """
 
     mean: Tensor
     gradient: Tensor
@@ -148,8 +151,9 @@ class Slope:
 
 @dataclass(frozen=True, eq=False)
 class Pace:
-    """How a component moves: the share of the step that is tried next, the last exact slope (None before there is one), whether
-    that is still the slope at the mean, because the last attempt failed, and whether the component is at rest."""
+    """How a component moves: the share of the step that is tried next, the last exact slope (None before there is
+    one), whether that is still the slope at the mean, because the last attempt failed, and whether the component is at
+    rest."""
 
     step: float = 1.0
     exact: bool = False
@@ -227,7 +231,8 @@ def _steepest(component: Component, r: Tensor) -> Tensor:
 def _slope(problem: Problem, component: Component, r: Tensor, last: Slope | None) -> Slope:
     """The gradient of the cost.
 
-    The inverse of the second derivative is that of Gauss and Newton at first, then corrected by each change of the gradient (BFGS).
+    The inverse of the second derivative is that of Gauss and Newton at first, then corrected by each change of the
+    gradient (BFGS).
     """
     precision, v, n = component.precision, component.view.v, len(component.v)
     derivative = component.view.derivative(problem.paths, component.mean)

@@ -167,7 +167,9 @@ class Balance:
         self._replace(trial)
 
     def _along(self, step: Tensor, size: Tensor) -> Tensor:
-        """Where geodesics with such velocities lead, as differences: straight steps would leave the domain if they are long."""
+        """Where geodesics with such velocities lead, as differences: straight steps would leave the domain if they
+        are long.
+        """
         far = size > _FAR * self.variance.sqrt()
         step = step.clone()
         if far.any():

@@ -1,13 +1,13 @@
 r"""Nearest neighbors and kernel densities under a metric.
 
-Both compare a code with all codes of the data, and most of these are far away. A lower bound on the distance that needs no path
-tells which: in a metric with a Euclidean embedding :math:`\varphi` no path is shorter than the straight line through the surrounding
-space,
+Both compare a code with all codes of the data, and most of these are far away. A lower bound on the distance that
+needs no path tells which: in a metric with a Euclidean embedding :math:`\varphi` no path is shorter than the straight
+line through the surrounding space,
 
 .. math:: d(a, b) \ge |\varphi(a) - \varphi(b)| .
 
-The bound is certain, so a code it excludes is not a neighbor. Metrics without such an embedding (a dual pair, a table) get the
-bound zero, and every pair is solved.
+The bound is certain, so a code it excludes is not a neighbor. Metrics without such an embedding (a dual pair, a table)
+get the bound zero, and every pair is solved.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from pullback.statistics._paths import DEFAULT_RTOL, Paths, Starts
 
 # Bandwidths beyond which a kernel counts as zero: exp(-18) is 1.5e-8.
 _REACH = 6.0
-# Accuracy of neighboring geodesics, as a share of `rtol`; their distance in bandwidths is its cubic root, which balances the
-# error of differences and that of geodesics.
+# Accuracy of neighboring geodesics, as a share of `rtol`; their distance in bandwidths is its cubic root, which
+# balances the error of differences and that of geodesics.
 _NUDGE_RTOL = 1e-2
 
 
 class GeodesicNeighbors(Estimator):
     r"""The codes nearest to others by the length of the shortest path.
 
-    A first few candidates, those with the least lower bound, are solved; the worst of the k best is then an upper bound on the
-    distance of the k-th neighbor, and only codes whose lower bound is smaller are solved as well. The answer is that of solving
-    all pairs.
+    A first few candidates, those with the least lower bound, are solved; the worst of the k best is then an upper
+    bound on the distance of the k-th neighbor, and only codes whose lower bound is smaller are solved as well. The
+    answer is that of solving all pairs.
 
     Args:
         metric: the geometry; None for flat space.
@@ -105,7 +105,8 @@ class GeodesicNeighbors(Estimator):
         return (like(best, kind), like(index, kind)) if return_distance else like(index, kind)
 
     def radius_neighbors(self, X: Any = None, radius: float | None = None, return_distance: bool = True) -> Any:
-        """Distances and indices of all codes within a radius of codes ``(m, d)``, nearest first: arrays of m arrays each.
+        """Distances and indices of all codes within a radius of codes ``(m, d)``, nearest first: arrays of m arrays
+        each.
 
         Without ``X``, of the fitted codes themselves, none of which then counts as its own neighbor.
         """
@@ -143,21 +144,23 @@ class GeodesicNeighbors(Estimator):
 
 
 class GeodesicKernelDensity(DensityMixin, Estimator):
-    r"""A Gaussian kernel density on the latent manifold, with respect to the Riemannian volume :math:`\sqrt{\det M}\, dz`.
+    r"""A Gaussian kernel density on the latent manifold, with respect to the Riemannian volume :math:`\sqrt{\det M}\,
+    dz`.
 
     .. math:: \rho(z) = \frac1n \sum_i \frac{1}{\theta_i(z)}\, (2\pi h^2)^{-d/2}\, e^{-d^2(z_i, z) / 2h^2},
 
-    where :math:`\theta_i(z) = \lvert\det D\mathrm{Exp}_{z_i}\rvert`, taken in orthonormal frames at :math:`v = \mathrm{Log}_{z_i}(z)`,
-    is by how much the exponential map stretches volume on the way (Pelletier 2005). Each kernel is a Gaussian in the tangent space,
-    carried to the manifold, so it integrates to one over the volume: exactly up to the cut locus, and up to truncation at six
-    bandwidths. The density of coordinates is :math:`\rho(z) \sqrt{\det M(z)}`: add `metric.log_volume(z)` to compare with a density on
-    the flat latent space. In flat space it is `sklearn.neighbors.KernelDensity`, where θ = 1.
+    where :math:`\theta_i(z) = \lvert\det D\mathrm{Exp}_{z_i}\rvert`, taken in orthonormal frames at :math:`v =
+    \mathrm{Log}_{z_i}(z)`, is by how much the exponential map stretches volume on the way (Pelletier 2005). Each
+    kernel is a Gaussian in the tangent space, carried to the manifold, so it integrates to one over the volume:
+    exactly up to the cut locus, and up to truncation at six bandwidths. The density of coordinates is :math:`\rho(z)
+    \sqrt{\det M(z)}`: add `metric.log_volume(z)` to compare with a density on the flat latent space. In flat space it
+    is `sklearn.neighbors.KernelDensity`, where θ = 1.
 
     Args:
         metric: the geometry; None for flat space.
         bandwidth: h, in units of length of the metric.
-        stretch: whether to compute θ, from neighboring geodesics: 2 d for each pair within reach. Without it the integral of a
-            kernel is off by the order of h² times the curvature.
+        stretch: whether to compute θ, from neighboring geodesics: 2 d for each pair within reach. Without it the
+            integral of a kernel is off by the order of h² times the curvature.
         rtol: relative accuracy of distances.
         init: where the search for shortest paths starts, as in `pullback.geodesic`.
         solver: of shortest paths.
@@ -197,7 +200,9 @@ class GeodesicKernelDensity(DensityMixin, Estimator):
         return self
 
     def score_samples(self, X: Any) -> Any:
-        """The log-density ``(m,)`` at codes ``(m, d)`` with respect to the volume; ``-inf`` beyond the reach of all kernels."""
+        """The log-density ``(m,)`` at codes ``(m, d)`` with respect to the volume; ``-inf`` beyond the reach of all
+        kernels.
+        """
         queries, paths, h = self._codes(X), self._paths(), self.bandwidth
         codes = torch.as_tensor(self.codes_).to(queries)
         reach = math.inf if paths.is_flat else _REACH * h
@@ -218,9 +223,11 @@ class GeodesicKernelDensity(DensityMixin, Estimator):
 
 
 def log_stretch(paths: Paths, z: Tensor, v: Tensor, scale: float) -> Tensor:
-    r"""The logarithm of :math:`\theta = \lvert\det D\mathrm{Exp}_z(v)\rvert \sqrt{\det M(\mathrm{Exp}_z v) / \det M(z)}`, ``(n,)``.
+    r"""The logarithm of :math:`\theta = \lvert\det D\mathrm{Exp}_z(v)\rvert \sqrt{\det M(\mathrm{Exp}_z v) / \det
+    M(z)}`, ``(n,)``.
 
-    By central differences of geodesics whose velocities differ by a share of `scale`. Infinite where one does not arrive.
+    By central differences of geodesics whose velocities differ by a share of `scale`. Infinite where one does not
+    arrive.
     """
     factor, info = torch.linalg.cholesky_ex(paths.tensor(z))
     if info.any():

@@ -1,18 +1,18 @@
 r"""The latent space as seen from a point, and the integrals of normal densities over it.
 
-The locally adaptive normal density :math:`\exp(-\tfrac12 \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)) / C(\mu, \Gamma)`
-is normalized by
+The locally adaptive normal density :math:`\exp(-\tfrac12 \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)) /
+C(\mu, \Gamma)` is normalized by
 
 .. math:: C(\mu, \Gamma) = \int e^{-\frac12 \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)} \, dm(z)
           \approx \sum_s \omega_s\, e^{-\frac12 v_s^\top \Gamma v_s},
 
-where the base measure is :math:`dm = \sqrt{\det M(z)}\, dz` or dz (`log_base`). Points :math:`z_s` are drawn once from a density q
-around the data; :math:`v_s = \mathrm{Log}_\mu(z_s)` and :math:`\omega_s = \tfrac{dm}{dz}(z_s) / (S q(z_s))`. No exponential map is
-solved and nothing has to be known about the cut locus, beyond which the exponential map covers the manifold again. The points stay
-the same when :math:`\mu` moves, so C is a smooth function of it.
+where the base measure is :math:`dm = \sqrt{\det M(z)}\, dz` or dz (`log_base`). Points :math:`z_s` are drawn once from
+a density q around the data; :math:`v_s = \mathrm{Log}_\mu(z_s)` and :math:`\omega_s = \tfrac{dm}{dz}(z_s) / (S
+q(z_s))`. No exponential map is solved and nothing has to be known about the cut locus, beyond which the exponential
+map covers the manifold again. The points stay the same when :math:`\mu` moves, so C is a smooth function of it.
 
-Given tangents and weights, the best precision is a convex problem: :math:`-\tfrac12 v v^\top` are the sufficient statistics of an
-exponential family.
+Given tangents and weights, the best precision is a convex problem: :math:`-\tfrac12 v v^\top` are the sufficient
+statistics of an exponential family.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ BaseMeasure = Literal["volume", "lebesgue"]
 LogBase = Callable[[Tensor], Tensor]
 # Independent parts of a sample, whose scatter is the standard error.
 NUM_REPLICATES = 8
-# Codes whose covariance a kernel has, and kernels at most: one in six of a ring's codes; more cost without a smaller error.
+# Codes whose covariance a kernel has, and kernels at most: one in six of a ring's codes; more cost without a smaller
+# error.
 _NEIGHBORS, _MAX_KERNELS = 16, 1000
-# Shares of narrow kernels, wide ones, and one Gaussian over all; and where the kernels are known to lie as the density does.
+# Shares of narrow kernels, wide ones, and one Gaussian over all; and where the kernels are known to lie as the density
+# does.
 _SHARES, _ADAPTED_SHARES = (0.35, 0.2, 0.45), (0.6, 0.3, 0.1)
-# Standard deviations of the wide kernels over the narrow, which reach into walls, and of the one Gaussian over the codes.
+# Standard deviations of the wide kernels over the narrow, which reach into walls, and of the one Gaussian over the
+# codes.
 _WIDE, _BROAD = 3.0, 2.0
 # Nats that hold precisions to the second moment of the data where the likelihood is flat in them.
 _BARRIER = 1e-2
@@ -92,8 +95,10 @@ def importance_sample(
 
     The density is a mixture: one half Gaussian kernels at the codes, narrow and wide, each with the covariance of its
     neighbors, for densities that follow the data; the other half one broad Gaussian, for those that do not.
-    With `adapted` the groups are samples of the densities in question, and nearly all of it is kernels. The weights 1/q are then
-    calibrated: for each group of codes, with :math:`g = N(m, \Sigma)` that has the moments of the group, the integrals of
+    With `adapted` the groups are samples of the densities in question, and nearly all of it is kernels. The weights
+    1/q are then
+    calibrated: for each group of codes, with :math:`g = N(m, \Sigma)` that has the moments of the group, the integrals
+        of
     :math:`g, g z, g z z^\top` over dz are made exact. That removes the noise a nearly Gaussian density would see.
     """
     codes = torch.cat(groups)
@@ -110,10 +115,11 @@ def importance_sample(
 def best_precision(cloud: Cloud, second_moment: Tensor) -> Tensor:
     r"""The precision of greatest likelihood for tangents with the given second moment S.
 
-    Minimises the convex function :math:`\tfrac12 \mathrm{tr}(\Gamma S) + \log C(\Gamma) + \kappa\,(\mathrm{tr}(\Gamma S) - \log\det \Gamma)` by Newton's method in coordinates in
-    which S is the identity. But for its last term, at the minimum the second moment of the density is S. That term, with
-    :math:`\kappa` = 0.01 nats, is least at :math:`\Gamma = S^{-1}`, the minimum in flat space. Elsewhere it keeps Γ from vanishing: a few far
-    codes would have the density reach beyond all points of the cloud, where its integral can no longer be known.
+    Minimises the convex function :math:`\tfrac12 \mathrm{tr}(\Gamma S) + \log C(\Gamma) + \kappa\,(\mathrm{tr}(\Gamma
+    S) - \log\det \Gamma)` by Newton's method in coordinates in which S is the identity. But for its last term, at the
+    minimum the second moment of the density is S. That term, with :math:`\kappa` = 0.01 nats, is least at
+    :math:`\Gamma = S^{-1}`, the minimum in flat space. Elsewhere it keeps Γ from vanishing: a few far codes would have
+    the density reach beyond all points of the cloud, where its integral can no longer be known.
     """
     factor = torch.linalg.cholesky(second_moment)
     v = torch.linalg.solve_triangular(factor, cloud.v.mT, upper=False).mT
@@ -179,7 +185,9 @@ class Proposal:
 
     @classmethod
     def fit(cls, codes: Tensor, shares: tuple[float, float, float] = _ADAPTED_SHARES) -> Proposal:
-        """Kernels with the covariances of each code's neighbors, the same three times as wide, and one broad Gaussian."""
+        """Kernels with the covariances of each code's neighbors, the same three times as wide, and one broad
+        Gaussian.
+        """
         every = -(-len(codes) // _MAX_KERNELS)
         centers, (mean, covariance) = codes[::every], _moments(codes)
         squares = (centers[:, None] - codes).square().sum(-1)
@@ -228,7 +236,9 @@ def _num_controls(d: int) -> int:
 
 
 def _controls(z: Tensor, log_weight: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Terms ``(S, c)`` of sums that should be the integrals ``(c,)`` of a Gaussian with the moments of the codes times 1, x, xxᵀ - 1."""
+    """Terms ``(S, c)`` of sums that should be the integrals ``(c,)`` of a Gaussian with the moments of the codes
+    times 1, x, xxᵀ - 1.
+    """
     d, (mean, covariance) = z.shape[1], _moments(codes)
     factor = torch.linalg.cholesky(covariance)
     x = torch.linalg.solve_triangular(factor, (z - mean).mT, upper=False).mT
@@ -242,9 +252,11 @@ def _controls(z: Tensor, log_weight: Tensor, codes: Tensor) -> tuple[Tensor, Ten
 
 
 def _calibration(terms: Tensor, exact: Tensor) -> Tensor:
-    r"""Logarithms of positive factors for the weights, near 0, that make the sums of the terms exact; 0 if that takes large ones.
+    r"""Logarithms of positive factors for the weights, near 0, that make the sums of the terms exact; 0 if that takes
+    large ones.
 
-    Exponential tilting: of all such factors those with the least Kullback-Leibler divergence from 1, :math:`e^{\lambda\cdot h}`.
+    Exponential tilting: of all such factors those with the least Kullback-Leibler divergence from 1,
+    :math:`e^{\lambda\cdot h}`.
     """
     h, multiplier = len(terms) * terms, torch.zeros_like(exact)
     for _ in range(_MAX_NEWTON):
@@ -262,6 +274,8 @@ def _calibration(terms: Tensor, exact: Tensor) -> Tensor:
 
 
 def log_base(paths: Paths, base_measure: BaseMeasure, z: Tensor) -> Tensor:
-    """The log-density of the base measure with respect to dz: ½ log det M for the volume, else 0; -inf where there is no metric."""
+    """The log-density of the base measure with respect to dz: ½ log det M for the volume, else 0; -inf where there
+    is no metric.
+    """
     values = paths.log_volume(z)
     return values if base_measure == "volume" else torch.where(values == -torch.inf, values, 0.0)

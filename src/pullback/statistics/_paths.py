@@ -1,7 +1,8 @@
-"""Shortest paths as statistics need them: logarithms, exponentials and distances of many pairs, none of which may stop the rest.
+"""Shortest paths as statistics need them: logarithms, exponentials and distances of many pairs, none of which may stop
+the rest.
 
-Here alone it is decided what happens in flat space (differences, and no path is solved for), how accurate paths are, and what
-stands in for a geodesic that does not arrive.
+Here alone it is decided what happens in flat space (differences, and no path is solved for), how accurate paths are,
+and what stands in for a geodesic that does not arrive.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from pullback._typing import Float
 _BATCH = 2048
 # Codes whose volume is measured together.
 _CHUNK = 4096
-# Nodes of the lattices that start paths: 80 x 80 sees the ring of `pullback reproduce toy`; finer ones only take longer.
+# Nodes of the lattices that start paths: 80 x 80 sees the ring of `pullback reproduce toy`; finer ones only take
+# longer.
 _LATTICE_NODES = {2: 80**2, 3: 20**3}
 # Steps of a geodesic that is followed: across kinks it would take thousands for digits nobody asked for.
 _MAX_STEPS = 300
@@ -142,7 +144,9 @@ class Paths:
         return torch.cat(found).nan_to_num(torch.inf).to(a)
 
     def matrix(self, a: Tensor, b: Tensor | None = None) -> Tensor:
-        """The distances ``(n, m)`` of codes ``a``, ``(n, d)``, and ``b``, ``(m, d)``; of ``a`` alone each pair is solved once."""
+        """The distances ``(n, m)`` of codes ``a``, ``(n, d)``, and ``b``, ``(m, d)``; of ``a`` alone each pair is
+        solved once.
+        """
         if b is None:
             i, j = torch.triu_indices(len(a), len(a), 1, device=a.device)
             D = a.new_zeros(len(a), len(a))

@@ -1,9 +1,10 @@
 r"""Principal geodesics: the directions from the mean in which the data vary most.
 
-Principal component analysis asks for a mean and an inner product. Here the mean is the Fréchet mean μ, the data are seen from it
-through their logarithms, and the inner product of these tangents is the metric's own, :math:`\langle u, v\rangle = u^\top M(\mu)\, v`. A
-component is a tangent :math:`u_k` at the mean; the geodesic :math:`t \mapsto \mathrm{Exp}_\mu(t\,u_k)` is what it stands for (Fletcher et al.
-2004, in the linearized form, which is also called tangent PCA).
+Principal component analysis asks for a mean and an inner product. Here the mean is the Fréchet mean μ, the data are
+seen from it through their logarithms, and the inner product of these tangents is the metric's own, :math:`\langle u,
+v\rangle = u^\top M(\mu)\, v`. A component is a tangent :math:`u_k` at the mean; the geodesic :math:`t \mapsto
+\mathrm{Exp}_\mu(t\,u_k)` is what it stands for (Fletcher et al. 2004, in the linearized form, which is also called
+tangent PCA).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from pullback.statistics._paths import DEFAULT_RTOL, Starts
 class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
     r"""Principal component analysis of the logarithms at the Fréchet mean, in the metric's inner product.
 
-    `transform` gives the coordinates :math:`\langle \mathrm{Log}_\mu(z), u_k \rangle_{M(\mu)}` of codes and `inverse_transform` the
-    codes :math:`\mathrm{Exp}_\mu(\sum_k s_k u_k)`. Distances from the mean are kept: with all components, \|s\| is
-    :math:`d(\mu, z)`. In flat space it is `sklearn.decomposition.PCA`.
+    `transform` gives the coordinates :math:`\langle \mathrm{Log}_\mu(z), u_k \rangle_{M(\mu)}` of codes and
+    `inverse_transform` the codes :math:`\mathrm{Exp}_\mu(\sum_k s_k u_k)`. Distances from the mean are kept: with all
+    components, \|s\| is :math:`d(\mu, z)`. In flat space it is `sklearn.decomposition.PCA`.
 
     Args:
         metric: the geometry; None for flat space.
@@ -93,7 +94,9 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return like(found.velocity @ torch.as_tensor(self.covectors_).to(codes).mT, X)
 
     def inverse_transform(self, X: Any) -> Any:
-        """The codes ``(n, d)`` with given coordinates ``(n, n_components)``: where geodesics from the mean arrive, or NaN."""
+        """The codes ``(n, d)`` with given coordinates ``(n, n_components)``: where geodesics from the mean arrive,
+        or NaN.
+        """
         scores = torch.as_tensor(X)
         v = scores @ torch.as_tensor(self.components_).to(scores)
         mean = torch.as_tensor(self.mean_).to(scores).expand_as(v)

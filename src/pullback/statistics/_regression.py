@@ -2,10 +2,12 @@ r"""Geodesic regression: the geodesic that runs closest to codes, as a function 
 
 Codes :math:`z_i` were observed at covariates :math:`x_i`. The model is the straight line of a curved space,
 
-.. math:: \hat z(x) = \mathrm{Exp}_p\Bigl(\sum_k (x_k - \bar x_k)\, v_k\Bigr), \qquad (p, v) = \arg\min \sum_i d^2\bigl(z_i, \hat z(x_i)\bigr)
+.. math:: \hat z(x) = \mathrm{Exp}_p\Bigl(\sum_k (x_k - \bar x_k)\, v_k\Bigr), \qquad (p, v) = \arg\min \sum_i
+          d^2\bigl(z_i, \hat z(x_i)\bigr)
 
-(Fletcher 2011; with several covariates Kim et al. 2014). The residual of a code is its logarithm at the prediction, and the
-derivative of the prediction in (p, v) comes from neighboring geodesics. Gauss-Newton on these needs a few steps, and one in flat space.
+(Fletcher 2011; with several covariates Kim et al. 2014). The residual of a code is its logarithm at the prediction,
+and the derivative of the prediction in (p, v) comes from neighboring geodesics. Gauss-Newton on these needs a few
+steps, and one in flat space.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ class GeodesicRegression(RegressorMixin, Estimator):
         self.solver = solver
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fits the geodesic to codes ``y``, ``(n, d)`` (or ``(n,)`` in one dimension), observed at covariates ``X``, ``(n, p)``."""
+        """Fits the geodesic to codes ``y``, ``(n, d)`` (or ``(n,)`` in one dimension), observed at covariates ``X``,
+        ``(n, p)``.
+        """
         if y is None:
             raise ValueError(
                 "GeodesicRegression requires y to be passed, but the target y is None: fit(t[:, None], codes)."
@@ -107,7 +111,9 @@ class GeodesicRegression(RegressorMixin, Estimator):
         return like(predicted if intercept.ndim else predicted[:, 0], X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        r"""The share of the variance that is explained, :math:`R^2 = 1 - \sum_i d^2(z_i, \hat z_i) / \sum_i d^2(z_i, \mu)` (Fletcher 2011)."""
+        r"""The share of the variance that is explained, :math:`R^2 = 1 - \sum_i d^2(z_i, \hat z_i) / \sum_i d^2(z_i,
+        \mu)` (Fletcher 2011).
+        """
         codes = _columns(_targets(y))
         predicted = torch.as_tensor(self.predict(X)).to(codes).reshape(codes.shape)
         share = torch.ones_like(codes[:, 0]) if sample_weight is None else owned(sample_weight).to(codes)

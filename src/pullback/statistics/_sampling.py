@@ -1,14 +1,15 @@
 r"""Random codes: spread evenly over the latent manifold, and wandering on it.
 
-A metric comes with its own notion of "even": the Riemannian volume :math:`d\mathrm{Vol} = \sqrt{\det M(z)}\, dz`, under which
-regions hold as many samples as the decoder gives them distinct distributions. And it comes with its own noise: Brownian motion,
-the process whose generator is half the Laplace-Beltrami operator. In coordinates
+A metric comes with its own notion of "even": the Riemannian volume :math:`d\mathrm{Vol} = \sqrt{\det M(z)}\, dz`,
+under which regions hold as many samples as the decoder gives them distinct distributions. And it comes with its own
+noise: Brownian motion, the process whose generator is half the Laplace-Beltrami operator. In coordinates
 
 .. math:: dz^i = -\tfrac12 M^{jk} \Gamma^i_{jk}\, dt + \bigl(M^{-1/2} dW\bigr)^i,
 
-and the drift is what a geodesic adds to its straight line: with :math:`a(z, v) = -\Gamma(z)[v, v]` the acceleration of the geodesic
-with velocity v, the step :math:`z \to z + \xi + \tfrac12 a(z, \xi)`, :math:`\xi \sim N(0, M^{-1} dt)`, has the right mean and
-covariance to first order in dt. It is the second-order part of :math:`\mathrm{Exp}_z(\xi)`, and no Christoffel tensor is formed.
+and the drift is what a geodesic adds to its straight line: with :math:`a(z, v) = -\Gamma(z)[v, v]` the acceleration of
+the geodesic with velocity v, the step :math:`z \to z + \xi + \tfrac12 a(z, \xi)`, :math:`\xi \sim N(0, M^{-1} dt)`,
+has the right mean and covariance to first order in dt. It is the second-order part of :math:`\mathrm{Exp}_z(\xi)`, and
+no Christoffel tensor is formed.
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ def sample_uniform(
     num_steps: int | None = None,
     random_state: RandomState = None,
 ) -> Float[Tensor, "n d"]:
-    r"""Codes that are uniform with respect to the Riemannian volume: density :math:`\propto \sqrt{\det M(z)}` on a bounded region.
+    r"""Codes that are uniform with respect to the Riemannian volume: density :math:`\propto \sqrt{\det M(z)}` on a
+    bounded region.
 
-    By rejection, the samples are independent and exact up to one thing: the largest density is that of all proposals seen, which
-    keeps rising (earlier samples are thinned accordingly). In more than a few dimensions rejection hardly ever accepts; there
-    `num_steps` gives ``n`` independent Metropolis chains instead, one sample each, that forget their start with their length.
+    By rejection, the samples are independent and exact up to one thing: the largest density is that of all proposals
+    seen, which keeps rising (earlier samples are thinned accordingly). In more than a few dimensions rejection hardly
+    ever accepts; there `num_steps` gives ``n`` independent Metropolis chains instead, one sample each, that forget
+    their start with their length.
 
     Args:
         metric: its volume is sampled.
@@ -94,13 +97,15 @@ def brownian_motion(
     exponential: bool = False,
     random_state: RandomState = None,
 ) -> Float[Tensor, "*batch n d"]:
-    r"""Paths of Brownian motion from ``z``: the diffusion with generator :math:`\tfrac12 \Delta_M`, at num_steps + 1 equal times.
+    r"""Paths of Brownian motion from ``z``: the diffusion with generator :math:`\tfrac12 \Delta_M`, at num_steps + 1
+    equal times.
 
-    On a flat space the mean squared displacement is :math:`d\,t`; on a compact one the law tends to that of `sample_uniform`.
-    Each step is a Gaussian tangent :math:`\xi \sim N(0, M^{-1}\, dt)` followed along its geodesic, either to second order or, with
-    ``exponential=True``, all the way: the geodesic random walk (Jørgensen 1975; for approximate steps Schwarz et al. 2023,
-    *Efficient random walks on Riemannian manifolds*). Both converge with order one in dt in law. The exact steps cost some ten times
-    as much, and stay on the manifold where the others, if too long, overshoot: at sharp walls around the data.
+    On a flat space the mean squared displacement is :math:`d\,t`; on a compact one the law tends to that of
+    `sample_uniform`. Each step is a Gaussian tangent :math:`\xi \sim N(0, M^{-1}\, dt)` followed along its geodesic,
+    either to second order or, with ``exponential=True``, all the way: the geodesic random walk (Jørgensen 1975; for
+    approximate steps Schwarz et al. 2023, *Efficient random walks on Riemannian manifolds*). Both converge with order
+    one in dt in law. The exact steps cost some ten times as much, and stay on the manifold where the others, if too
+    long, overshoot: at sharp walls around the data.
 
     Args:
         metric: the geometry; its tensor must be regular.
@@ -208,7 +213,9 @@ def _at_centers(support: Support, n: int, inside: Inside, generator: torch.Gener
 
 
 def _chains(log_density: Inside, z: Tensor, box: Box, num_steps: int, generator: torch.Generator) -> Tensor:
-    """Random-walk Metropolis; the steps' scales are drawn anew each time, whatever the state, so proposals are symmetric."""
+    """Random-walk Metropolis; the steps' scales are drawn anew each time, whatever the state, so proposals are
+    symmetric.
+    """
     low, high = (torch.tensor(s).log().item() for s in _SCALES)
     level = log_density(z)
     for _ in range(num_steps):

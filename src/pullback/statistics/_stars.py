@@ -1,14 +1,14 @@
 r"""Stars: shortest paths from one center to many codes, which follow when the center moves.
 
-A mean is the center of the star with the least energy :math:`F = \sum_i w_i E_i`, where :math:`E_i` is the energy of the path to
-code i. Center and paths can be solved for at once. The paths only meet in the center, so the Hessian is a block arrow: eliminating
-each path leaves its Schur complement in the center, which is the Hessian of the squared distance there, and a system of d
-unknowns. Newton's method on it converges in a few steps, and each costs one expansion of the paths, whereas a mean found by
-logarithms solves every path anew after every step.
+A mean is the center of the star with the least energy :math:`F = \sum_i w_i E_i`, where :math:`E_i` is the energy of
+the path to code i. Center and paths can be solved for at once. The paths only meet in the center, so the Hessian is a
+block arrow: eliminating each path leaves its Schur complement in the center, which is the Hessian of the squared
+distance there, and a system of d unknowns. Newton's method on it converges in a few steps, and each costs one
+expansion of the paths, whereas a mean found by logarithms solves every path anew after every step.
 
-Paths are curves in polynomial elements (`pullback._solvers.elements`), eliminated element by element from the code to the
-center (static condensation). Metrics without an embedding have no elements: their paths are solved by logarithms, and the Hessian
-of flat space takes the place of theirs.
+Paths are curves in polynomial elements (`pullback._solvers.elements`), eliminated element by element from the code to
+the center (static condensation). Metrics without an embedding have no elements: their paths are solved by logarithms,
+and the Hessian of flat space takes the place of theirs.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from pullback.statistics._paths import Paths
 _FIRST_MOST, _MOST = 4, 16
 # Relative error of a slope above which a path is not resolved at all, and may hop over what it does not see.
 _BLIND = 0.1
-# Elements half as long have an error that is smaller by this factor, and mostly by 40, unless the decoder has kinks (VAE and
-# convolutional decoder with rectified units).
+# Elements half as long have an error that is smaller by this factor, and mostly by 40, unless the decoder has kinks
+# (VAE and convolutional decoder with rectified units).
 _SMOOTH = 4.0
-# Relative error of a momentum over the square of the largest tail; logarithms of the VAEs of benchmarks/models.py stay below.
+# Relative error of a momentum over the square of the largest tail; logarithms of the VAEs of benchmarks/models.py stay
+# below.
 _CAREFUL = 100.0
 # Shares of its own Newton step that a path tries while it follows its center.
 _OWN_STEPS = (1.0, 0.25, 0.0)
@@ -77,7 +78,9 @@ class Star(abc.ABC):
 
     @abc.abstractmethod
     def moved(self, step: Tensor, share: Tensor) -> Self:
-        """The paths after their centers took steps ``(n, d)`` and they a share ``(n,)`` of their own; after `expand`."""
+        """The paths after their centers took steps ``(n, d)`` and they a share ``(n,)`` of their own; after
+        `expand`.
+        """
 
     @abc.abstractmethod
     def replaced(self, rows: Tensor, other: Star) -> Self:
@@ -266,8 +269,9 @@ class ElementStar(Star):
 def _condense(local: Local, exact: bool) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]], Tensor]:
     """Eliminates all nodes but the first, element by element from the last; the last node does not move.
 
-    Returns slope and Hessian in the first node, the decrease that the others promise, their responses, and where the matrices
-    are positive definite. The response ``(W, w)`` of an element's nodes to a step s of its first one is ``-(w + W s)``.
+    Returns slope and Hessian in the first node, the decrease that the others promise, their responses, and where the
+    matrices are positive definite. The response ``(W, w)`` of an element's nodes to a step s of its first one is ``-(w
+    + W s)``.
     """
     _, K, p, d = local.gradient.shape
     A = local.gauss.clone()

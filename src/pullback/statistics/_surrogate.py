@@ -1,14 +1,15 @@
 r"""Normalization constants in two parts: a cheap density summed over many points, and what it lacks summed over few.
 
 Of the integral :math:`C = \int e^{-\frac12 r(z)^2} \, dm(z)`, with m the base measure and
-:math:`r(z)^2 = \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)`, only r is expensive: it takes a shortest path. Where many
-values of it are known already it can be guessed between them, :math:`\tilde r`, and
+:math:`r(z)^2 = \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)`, only r is expensive: it takes a shortest path.
+Where many values of it are known already it can be guessed between them, :math:`\tilde r`, and
 
 .. math:: C = \int e^{-\frac12 \tilde r^2} \, dm + \int \bigl(e^{-\frac12 r^2} - e^{-\frac12 \tilde r^2}\bigr)\, dm .
 
-The first integral takes no path, so it may have ten times the points. The second is small, and so is its noise. Both are
-unbiased whatever the guess is worth (Giles 2015, *Multilevel Monte Carlo methods*), if it was made from other points. So the
-points come in batches, each of which makes the guesses better for the next, until the standard error is small.
+The first integral takes no path, so it may have ten times the points. The second is small, and so is its noise. Both
+are unbiased whatever the guess is worth (Giles 2015, *Multilevel Monte Carlo methods*), if it was made from other
+points. So the points come in batches, each of which makes the guesses better for the next, until the standard error is
+small.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def log_normalizer(
 
 
 def _batch(few: Sample, radius: Tensor, many: Sample, known: KnownRadii) -> tuple[Tensor, Tensor]:
-    """log C and its standard error from radii at few points and guessed ones at many; without these, if they add noise."""
+    """log C and its standard error from radii at few points and guessed ones at many; without these, if they add
+    noise.
+    """
     exact = _log_terms(few, radius)
     shift = exact.max()
     plain = _replicates(exact, shift)
