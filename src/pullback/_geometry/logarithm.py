@@ -41,8 +41,8 @@ from pullback._typing import Array, Bool, Float
 
 # A path whose energy differs by more when it is solved or measured anew has hopped over a wall.
 _AGREEMENT = 1e-2
-# Part of `rtol` that velocities are solved to: elements converge so fast that a digit more is free (logarithms of the VAE).
-_MARGIN = 0.1
+# Part of `rtol` that velocities are solved to, and by which they are tried out; estimates of the error are cautious already.
+_MARGIN, _TRIAL = 0.5, 0.1
 # A refinement pays if the error falls by this factor; one that does not pay is tried so often (rectified decoders).
 _WORTHWHILE, _PATIENCE = 4.0, 2
 # Miss of b, as a share of the distance and over `rtol`, from which on a path is refined further; and how often.
@@ -239,7 +239,7 @@ def _by_elements(chords: ChordEnergy, found: _Velocities, index: Tensor, rtol: f
 
     def needs_refinement(curves: Extremals) -> Tensor:
         found.update(chords.metric, curves)
-        return ~(found.error[curves.index] <= sought) & (found.strikes[curves.index] < _PATIENCE)
+        return ~(found.error[curves.index] <= max(rtol, sought)) & (found.strikes[curves.index] < _PATIENCE)
 
     solver = ExtremalSolver(elements, sought, found.num_segments, needs_refinement)
     levels = solver.solve(index, found.nodes[index])
@@ -268,7 +268,7 @@ def _try_out(metric: Metric, found: _Velocities, index: Tensor, rtol: float) -> 
     if not len(index):
         return index
     begin, end, length = found.nodes[index, 0], found.nodes[index, -1], found.length[index]
-    precision = max(_MARGIN * rtol, _least(begin.dtype))
+    precision = max(_TRIAL * rtol, _least(begin.dtype))
     arrived, succeeded = arrivals(metric, begin, found.velocity[index], rtol=precision, max_steps=_MAX_STEPS)
     gap = arrived - end
     miss = torch.maximum(gap.norm(dim=-1) / (end - begin).norm(dim=-1), metric.norm(end, gap) / length)

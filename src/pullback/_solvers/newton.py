@@ -36,6 +36,9 @@ _SLIGHT_DAMPING = 1e-3
 # Exact steps are taken once the predicted decrease is below this part of the energy, and falls by less than this factor
 # from step to step: Gauss-Newton is then slower, although it costs a third (VAE with d = 2).
 EXACT_BELOW, EXACT_ABOVE = 1e-3, 0.4
+# Where the predicted decrease is below the first part of the energy and falls faster than by the second factor from step to
+# step, second derivatives are kept: a step then costs a quarter (logarithms of the VAE with d = 8).
+_SMALL, _FAST = 1e-2, 0.1
 # Steps after which the mean decrease of the energy may end a descent, and what is still to come over that mean: in a rough
 # valley steps promise more than they bring (toy problem).
 _MIN_STEPS, _TO_COME = 8, 10.0
@@ -60,6 +63,7 @@ class Descent:
     progress: Tensor  # running mean of the decrease by accepted steps
     remaining: Tensor  # estimate of the decrease still to come
     exact: Tensor  # whether the expansion holds the exact Hessian
+    stale: Tensor  # whether its second derivatives are those of an earlier step
     indefinite: Tensor  # whether the exact Hessian was not positive definite here
     certified: Tensor  # whether it was positive definite near a minimum, or nothing lower was found along it
     hit_domain_edge: Tensor  # whether a step met a decoder that is not finite, and none has been taken freely since
@@ -88,6 +92,7 @@ class Descent:
             progress=full(damping, torch.inf),
             remaining=full(damping, 0.0),
             exact=off,
+            stale=off.clone(),
             indefinite=off.clone(),
             certified=certified.clone(),
             hit_domain_edge=off.clone(),
@@ -102,7 +107,8 @@ class Minimizer:
 
     Attributes:
         max_steps: steps per curve.
-        always_exact: use the exact Hessian from the first step on, for many digits.
+        always_exact: use the exact Hessian from the first step on, for many digits. Near the minimum second derivatives of the
+            decoder are kept from an earlier step as long as that converges fast.
     """
 
     max_steps: int
@@ -159,6 +165,8 @@ class Minimizer:
             predicted[leaving] = torch.where(decrease > 0, decrease, torch.inf)
         flat, last = flat & ~leaving, last & ~leaving
         ahead = _expand_trial(objective, curves, model, trial, near, last)
+        kept = curves.uses_hessian & ~near & self.always_exact
+        ahead.curvature = torch.where(kept[:, None, None, None], model.curvature, ahead.curvature)
         gain = (model.energy - ahead.energy) / predicted
         accepted = positive & torch.where(flat, ahead.energy <= model.energy + noise, gain > 1e-3)
 
@@ -172,7 +180,8 @@ class Minimizer:
         _record(curves, accepted, model.energy - ahead.energy)
         left = torch.where(last | flat, remaining, 10 * predicted)
         curves.remaining = torch.where(accepted | flat, left, curves.remaining)
-        curves = _moved(curves, trial, ahead, accepted, predicted, near)
+        curves = _moved(curves, trial, ahead, accepted, predicted, near | kept)
+        curves.stale = torch.where(accepted, kept, curves.stale)
         _adapt(curves, accepted, torch.where(flat, 1.0, gain))
         _restart(curves, leaving & accepted)
         model = merge(accepted, ahead, model)
@@ -190,7 +199,7 @@ class Minimizer:
         rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
         tail = torch.where(first, 1.0, rate / (1 - rate).clamp_min(0.1))  # of a geometric series
         quadratic = torch.minimum(tail, 10 * predicted / model.energy)
-        newton = curves.uses_hessian & (curves.damping <= _SLIGHT_DAMPING)
+        newton = curves.uses_hessian & ~curves.stale & (curves.damping <= _SLIGHT_DAMPING)
         remaining = predicted * torch.where(newton, quadratic, tail)
         regular = (curves.damping <= 1.0) & (remaining <= enough)
         to_come = _TO_COME * curves.progress
@@ -198,7 +207,8 @@ class Minimizer:
         last = positive & (regular | crawling)
         unsure = (last | flat) & ~curves.certified & ~curves.exact
         slow = ~first & (rate > EXACT_ABOVE) & (predicted < EXACT_BELOW * model.energy) & ~curves.indefinite
-        near = positive & (slow | unsure | self.always_exact)
+        fast = (first | (rate <= _FAST)) & (predicted <= _SMALL * model.energy) & curves.uses_hessian
+        near = positive & (slow | unsure | (~fast & self.always_exact))
         return near, last & ~unsure, torch.where(crawling & ~regular, to_come, remaining)
 
 
