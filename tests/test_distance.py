@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -197,3 +199,27 @@ def test_failed_pairs_are_named():
     line = torch.lerp(a[0, :, None], b[:, None], torch.linspace(0, 1, 9, dtype=DOUBLE)[:, None])
     with pytest.raises(RuntimeError, match=r"3 of 3 paths failed: pairs 0, 1, 2.*raise the solver's max_steps"):
         pb.distance(NORMAL.metric, a[0], b, solver=Given(line, Status.MAX_STEPS))
+
+
+def test_gradients_of_rectified_decoders_are_right_or_refused():
+    """The gradient of a distance is a unit covector; where kinks spoil that, there is a sentence instead."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 60)).double().requires_grad_(False)
+    metric = pb.FisherRaoMetric(lambda z: Bernoulli(logits=4 * model(z)))
+    for a, b in zip(*torch.randn(2, 4, 2, dtype=DOUBLE), strict=True):
+        a.requires_grad_()
+        found = pb.distance(metric, a, b)
+        with contextlib.suppress(pb.ConvergenceError):
+            (gradient,) = torch.autograd.grad(found, a)
+            unit = gradient @ torch.linalg.solve(metric.tensor(a.detach()), gradient)
+            assert abs(unit.sqrt().item() - 1) < 0.03
+
+
+def test_gradients_that_do_not_settle_are_refused():
+    """Where the way leads along a kink, the gradient jumps with the number of segments."""
+    energy = torch.ones(2, dtype=DOUBLE, requires_grad=True)
+    doubt = torch.tensor([0.0, 0.5], dtype=DOUBLE)
+    known = _distance._Once.apply(energy, doubt)
+    assert torch.autograd.grad(known[0], energy, retain_graph=True)[0].tolist() == [1.0, 0.0]
+    with pytest.raises(pb.ConvergenceError, match="kinks"):
+        torch.autograd.grad(known.sum(), energy)

@@ -17,8 +17,12 @@ _SINGLE_LEVEL = 30.0
 # Part of the last change that the finer of two levels still lacks: the rest of a series of order four falls by 15 (twice that is
 # allowed for where decoding is expensive and lengths are compared), of order two by 3.
 _ORDER_FOUR, _EXPENSIVE_ORDER_FOUR, _ORDER_TWO = 1 / 15, 1 / 7, 1 / 3
+# Part of the excess of the energy over the square of the length that counts as an error of the length (rectified decoders).
+_UNEVEN_SHARE = 0.25
 # Factor by which the error must fall from level to level if a finer one is to pay, once it is below `accept` (toy problem).
 _WORTHWHILE = 3.0
+# Error aimed at by default where the decoder has kinks: finer paths are hardly shorter (rectified decoders).
+_KINKED_RTOL = 1e-3
 # Segments with which the path of a small decoder ends at least: its initial velocity is then right to half a per cent
 # (test_curve_is_the_known_geodesic_at_constant_speed).
 _LEAST_SEGMENTS = 32
@@ -42,7 +46,9 @@ def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tens
     # small decoders are refined until kinks show, and nodes at kinks are unsteady for another reason
     trusted = single | (found.asymptotic & expensive)
     rest = torch.where(single, alone, both) + torch.where(trusted, unsteady, 0.0)
-    return 0.5 * (found.error + rest + descent.remaining / scale)  # half that of the energy
+    # a spline through nodes at kinks runs unevenly, and its length is not known much better than that
+    uneven = (found.energy - found.length.square()).clamp_min(0) / scale
+    return 0.5 * (found.error + rest + descent.remaining / scale) + _UNEVEN_SHARE * uneven  # half that of the energy
 
 
 def element_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, change: Tensor) -> Tensor:
@@ -64,12 +70,13 @@ def piece_error(paths: Paths, descent: Descent, found: Measurement, worse: Tenso
     return 0.5 * (found.error + change + descent.remaining / scale)
 
 
-def judge(plan: Plan, new: Paths, old: Paths, discarded: Tensor) -> tuple[Tensor, Tensor]:
+def judge(plan: Plan, new: Paths, old: Paths, discarded: Tensor, smooth: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The status of each curve if it ended on this level, and whether it does: the one definition of convergence.
 
     A curve has converged if the estimate of its error is at most `plan.accept`, whatever the descent on its last level said,
     unless the decoder is not finite beside it. It ends when its error is what was aimed at and its minimum was found, when
-    finer levels no longer pay, or when there are none. A level whose path was `discarded` ends nothing.
+    finer levels no longer pay, or when there are none. A level whose path was `discarded` ends nothing. Where the decoder is not
+    `smooth` on the scale of its segments three digits are enough, unless more were asked for.
     """
     level = new.nodes.shape[1] - 1
     at_edge = new.status == Status.NOT_FINITE
@@ -80,7 +87,10 @@ def judge(plan: Plan, new: Paths, old: Paths, discarded: Tensor) -> tuple[Tensor
     status = torch.where(known, good, torch.where(still & ~at_edge, Status.UNRESOLVED, new.status))
     fine = level >= WALLED_SEGMENTS
     slow = still & (new.error <= plan.accept) & (new.error > old.error / _WORTHWHILE) & fine
-    reached = (new.error <= plan.stop_rtol(new.nodes)) & (still | fine)
+    aim = torch.full_like(new.error, plan.stop_rtol(new.nodes))
+    if smooth is not None and fine and not plan.rtol_given:
+        aim = torch.where(smooth, aim, aim.clamp_min(_KINKED_RTOL))
+    reached = (new.error <= aim) & (still | fine)
     reached &= plan.expensive or level >= _LEAST_SEGMENTS
     return status, (~discarded & (slow | reached)) | plan.is_finest(level)
 

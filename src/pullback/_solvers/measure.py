@@ -38,8 +38,9 @@ def measure_spline(chords: ChordEnergy, nodes: Tensor) -> Measurement:
     ds2 = chords.chords(refine(nodes, 4), 4)
     energies, lengths = [total_energy(x) for x in ds2], [total_length(x) for x in ds2]
     energy, error = romberg(*energies)
-    length = romberg(*lengths, linear=True)[0]
-    return Measurement(energy, length, _relative(error, energy), lengths[0], _asymptotic(*energies))
+    length, length_error = romberg(*lengths, linear=True)
+    error = torch.maximum(_relative(error, energy), 2 * _relative(length_error, length))
+    return Measurement(energy, length, error, lengths[0], _asymptotic(*energies))
 
 
 def measure_pieces(chords: ChordEnergy, nodes: Tensor, substeps: int) -> Measurement:
@@ -63,16 +64,17 @@ def measure_elements(energy: ElementEnergy, nodes: Tensor, solved: Tensor) -> tu
 def romberg(coarse: Tensor, middle: Tensor, fine: Tensor, *, linear: bool = False) -> tuple[Tensor, Tensor]:
     """Two Richardson steps for values of order two at T, 2T, 4T, and an estimate of the error.
 
-    Where the differences do not fall by about four the values are not in the asymptotic range: the finest one is returned as
-    it is, and the last difference as its error. With `linear` that difference is added once more, because at the kinks of a
-    decoder chords miss a part in proportion to their length.
+    Where the differences do not fall by about four the values are not in the asymptotic range, and the last difference is the
+    error. Where they fall by less, the finest value is returned as it is. With `linear` that difference is added once more,
+    because at the kinks of a decoder chords miss a part in proportion to their length.
     """
     first, second = middle + (middle - coarse) / 3, fine + (fine - middle) / 3
     change = fine - middle
     regular = change.abs() <= 0.35 * (middle - coarse).abs() + 1e-12 * fine.abs()
     irregular = fine + change.clamp_min(0) if linear else fine
     value = torch.where(regular, second + (second - first) / 15, irregular)
-    return value, torch.where(regular, (second - first).abs() / 15, change.abs())
+    theory = regular & _asymptotic(coarse, middle, fine)
+    return value, torch.where(theory, (second - first).abs() / 15, change.abs())
 
 
 def _asymptotic(coarse: Tensor, middle: Tensor, fine: Tensor) -> Tensor:

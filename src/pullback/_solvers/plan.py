@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pullback._solvers.chords import ChordEnergy
@@ -78,6 +79,8 @@ class Plan:
         if guided and not expensive:
             min_segments = max(min_segments, min(_GUIDED_SEGMENTS, max_segments // 4))
         usual = _EXPENSIVE_RTOL * min(1.0, width / _VERY_EXPENSIVE) if expensive else _RTOL
+        # chords are differences, and keep half the digits of what is decoded
+        usual = max(usual, torch.finfo(nodes.dtype).eps ** 0.5)
         aim, given = (usual, False) if rtol is None else (rtol, True)
         limits = budget, max_steps, min_segments, max_segments
         return cls(aim, given, max(accept, aim), *limits, width, use_elements, guided)

@@ -54,6 +54,9 @@ _EUCLIDEAN = 1e-2
 _WALLED_SHARE = 0.25
 # Segments up to which paths stay in elements that do not fit them yet, and the change on finer ones that counts as a fit (VAE).
 _MOST_ELEMENT_NODES, _CLOSE = 32, 0.1
+# Length of a path, in units of the rounding of decoded points, below which chords on a hundred segments are not known
+# to a per cent (float32).
+_ROUNDING = 1e4
 # Segments on which a start path is looked at.
 _START_SEGMENTS = 256
 
@@ -116,13 +119,24 @@ class Refinement:
             known = torch.isfinite(self.chords.chords(ends)[0][:, 0])
             paths.status[~finite] = Status.NOT_FINITE
             paths.status[~known] = Status.BAD_END_POINT
-        near = finite & nearly_equal(ends[:, 0], ends[:, 1])
+        near = finite & (nearly_equal(ends[:, 0], ends[:, 1]) | (paths.length <= self._rounding(ends)))
         if near.any():
-            length = self.chords.metric.norm(ends[near].mean(1), (ends[:, 1] - ends[:, 0])[near])
+            some = ends[near]
+            step, places = some[:, 1] - some[:, 0], (some[:, 0], some.mean(1), some[:, 1])
+            first, middle, last = (self.chords.metric.norm(z, step) for z in places)
+            length = (first + 4 * middle + last) / 6
             paths.length[near], paths.energy[near] = length, length.square()
-            paths.error[near] = torch.where(length > 0, torch.finfo(ends.dtype).eps ** 0.5, 0.0).to(length)
+            bend = (first - 2 * middle + last).abs() / length
+            paths.error[near] = (bend + torch.finfo(ends.dtype).eps ** 0.5).nan_to_num(0.0) * (length > 0)
             paths.status[near] = Status.CONVERGED
         return ~finite | near
+
+    def _rounding(self, ends: Tensor) -> Tensor:
+        """Lengths of paths below which the rounding of decoded points spoils their chords."""
+        if self.chords.num_parts != 1:
+            return ends.new_zeros(len(ends))
+        size = self.chords.parts(ends, ends)[0].norm(dim=-1).amax(-1)
+        return _ROUNDING * torch.finfo(ends.dtype).eps * size
 
     def _chord_level(self, paths: Paths) -> LevelResult:
         """Solves one level of chords; returns the curves that are finished, and the others by the level they go to."""
@@ -133,7 +147,7 @@ class Refinement:
         worse = blind | ~(found.energy <= paths.energy * (1 + 1e-4 + found.error))
         error = spline_error(paths, descent, found, worse, self.plan.expensive)
         new = keep_better(paths, descent, found, worse, error, descent.nodes)
-        new.status, done = judge(self.plan, new, paths, worse)
+        new.status, done = judge(self.plan, new, paths, worse, found.asymptotic)
         done |= _stuck_after_walls(new, paths, descent, worse)
         walled = blind & (level >= self.plan.blind_segments) & ~paths.was_walled
         fit = found.asymptotic & ~worse & ~paths.was_walled & self.plan.use_elements
