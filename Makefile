@@ -39,6 +39,9 @@ format: .venv/.installed  ## let ruff repair what it can
 bench: .venv/.bench  ## print the comparisons of benchmarks/
 	$(BIN)/python benchmarks/appendix.py
 	$(BIN)/python benchmarks/metric.py
+	$(BIN)/python benchmarks/geodesics.py --problem vae --dims 2
+	$(BIN)/python benchmarks/geodesics.py --problem toy --quick
+	$(BIN)/python benchmarks/attacks.py
 
 docs: .venv/.installed  ## build the documentation into docs/_build/html, running every snippet
 	$(BIN)/python -m sphinx -W -E --keep-going -q -b html docs docs/_build/html

@@ -31,7 +31,7 @@ from pullback._solvers.saddle import escape
 _LEAST_DAMPING = 1e-9
 # Share of the mean that all directions are damped with: walls stand also where the metric is small (toy problem).
 _EVEN_DAMPING = 1e-2
-# Damping up to which the convergence of exact steps is quadratic (test_newton_converges_quadratically).
+# Damping up to which the convergence of exact steps is quadratic (test_steps_with_the_exact_hessian_converge_fast).
 _SLIGHT_DAMPING = 1e-3
 # Exact steps are taken once the predicted decrease is below this part of the energy, and falls by less than this factor
 # from step to step: Gauss-Newton is then slower, although it costs a third (VAE with d = 2).
@@ -150,11 +150,7 @@ class Minimizer:
         self, objective: Objective, result: Descent, curves: Descent, model: Expansion
     ) -> tuple[Descent, Expansion]:
         """One step of every curve. The trial is expanded at once: most are accepted, and then the next step needs it."""
-        step, predicted, positive = _solve(curves, model)
-        trial = curves.nodes.clone()
-        trial[:, 1:-1] += step
-        noise = _NOISE * torch.finfo(trial.dtype).eps * model.energy
-        flat = positive & (predicted <= noise)
+        trial, predicted, positive, flat = self._proposed(curves, model)
         near, last, remaining = self._forecast(curves, model, predicted, positive, flat)
         near = near & objective.has_hessian
         leaving = (last | flat) & curves.indefinite & ~curves.certified
@@ -168,7 +164,7 @@ class Minimizer:
         kept = curves.uses_hessian & ~near & self.always_exact
         ahead.curvature = torch.where(kept[:, None, None, None], model.curvature, ahead.curvature)
         gain = (model.energy - ahead.energy) / predicted
-        accepted = positive & torch.where(flat, ahead.energy <= model.energy + noise, gain > 1e-3)
+        accepted = positive & torch.where(flat, ahead.energy <= model.energy + _noise(model), gain > 1e-3)
 
         # steps cut short where the decoder ends look like the last ones of a descent
         free = accepted & (curves.damping <= 1.0)
@@ -186,10 +182,14 @@ class Minimizer:
         _restart(curves, leaving & accepted)
         model = merge(accepted, ahead, model)
         stalled = (curves.growth > 4.0 * 2**_PATIENCE) & ~converged
-        rounded = stalled & (curves.predicted <= 1e-8 * model.energy)  # what is left is rounding
-        status = torch.where(converged | rounded, Status.CONVERGED, Status.STALLED)
-        status = torch.where(curves.hit_domain_edge, Status.NOT_FINITE, status)
-        return _retire(result, curves, model, converged | stalled, status)
+        return _retire(result, curves, model, converged | stalled, _status(curves, model, converged, stalled))
+
+    def _proposed(self, curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Trial nodes, the decrease predicted for them, where that is positive definite, and where it is only rounding."""
+        step, predicted, positive = _solve(curves, model)
+        trial = curves.nodes.clone()
+        trial[:, 1:-1] += step
+        return trial, predicted, positive, positive & (predicted <= _noise(model))
 
     def _forecast(
         self, curves: Descent, model: Expansion, predicted: Tensor, positive: Tensor, flat: Tensor
@@ -210,6 +210,11 @@ class Minimizer:
         fast = (first | (rate <= _FAST)) & (predicted <= _SMALL * model.energy) & curves.uses_hessian
         near = positive & (slow | unsure | (~fast & self.always_exact))
         return near, last & ~unsure, torch.where(crawling & ~regular, to_come, remaining)
+
+
+def _noise(model: Expansion) -> Tensor:
+    """The rounding of energies."""
+    return _NOISE * torch.finfo(model.energy.dtype).eps * model.energy
 
 
 def _expand_trial(
@@ -292,6 +297,13 @@ def _restart(curves: Descent, rows: Tensor) -> None:
     curves.predicted = torch.where(rows, torch.inf, curves.predicted)
     curves.progress = torch.where(rows, torch.inf, curves.progress)
     curves.damping = torch.where(rows, 0.1, curves.damping)
+
+
+def _status(curves: Descent, model: Expansion, converged: Tensor, stalled: Tensor) -> Tensor:
+    """How curves end that have converged or stalled; what is left to the stalled may be rounding."""
+    rounded = stalled & (curves.predicted <= 1e-8 * model.energy)
+    status = torch.where(converged | rounded, Status.CONVERGED, Status.STALLED)
+    return torch.where(curves.hit_domain_edge, Status.NOT_FINITE, status)
 
 
 def _retire(
