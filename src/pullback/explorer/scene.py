@@ -306,8 +306,8 @@ class Scene:
         axes = vectors / values.clamp_min(1e-12).sqrt()[:, None]
         left, right, bottom, top = self.bounds(plane)
         cell = max(right - left, top - bottom) / (NUM_CIRCLES - 1)
-        radius = 0.48 * cell / float(axes.norm(dim=1).amax(-1).median())
-        axes = axes * (radius * (cell / (radius * axes.norm(dim=1).amax(-1))).clamp_max(1))[:, None, None]
+        radius = 0.35 * cell / float(axes.norm(dim=1).amax(-1).median())
+        axes = axes * (radius * (0.5 * cell / (radius * axes.norm(dim=1).amax(-1))).clamp_max(1))[:, None, None]
         angle = torch.linspace(0, 2 * math.pi, 33).to(z)
         ellipses = plane.project(centers)[:, None] + torch.stack([angle.cos(), angle.sin()], -1) @ axes.mT
         message = (

@@ -149,6 +149,17 @@ async function start() {
   } catch (error) { fail(error); }
 }
 
+// The picture fills its place: where that has changed its shape, the background is computed anew.
+async function refit() {
+  try {
+    if (!(Math.abs(map.aspect() - state.aspect) <= 0.15)) { await load(); await background(); }
+    await solve();
+  } catch (error) { fail(error); }
+}
+
+let resized;
+addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(refit, 400); });
+
 function clear() {
   Object.assign(state, { a: null, b: null, z: null, indices: null, cross: null });
   player.hide();
@@ -165,8 +176,10 @@ for (const radio of document.querySelectorAll("[name=mode]")) {
     state.mode = radio.value;
     if (["fan", "field"].includes(state.mode)) state.z = kept;
     $("#reach-field").hidden = state.mode !== "fan";
+    $("#strips").hidden = state.mode !== "path";
+    $("#previews").classList.toggle("empty", !["path", "mean"].includes(state.mode));
     map.state.lasso = state.mode === "mean";
-    solve();
+    refit();
   });
 }
 $("#metric").addEventListener("change", () => { if ($("#background").value === "volume") background(); solve(); });
@@ -179,7 +192,8 @@ async function changePlane(event) {
     const other = event.target === x ? y : x;
     other.value = event.target.value === "" ? "" : event.target.value === "0" ? "1" : "0";
   }
-  try { await load(); await background(); await solve(); } catch (error) { fail(error); }
+  state.aspect = NaN;
+  refit();
 }
 $("#clear").addEventListener("click", () => { clear(); solve(); });
 $("#swap").addEventListener("click", () => { [state.a, state.b] = [state.b, state.a]; solve(); });
