@@ -10,7 +10,7 @@ const columns = (xy) => ({ x: xy.map((p) => p[0]), y: xy.map((p) => p[1]) });
 const SNAP = 6;
 // Several curves as one trace, with gaps between them.
 const joined = (curves) => columns(curves.flatMap((curve) => [...curve, [null, null]]));
-const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "autoScale2d", "toImage"] };
+const config = { responsive: true, displaylogo: false, doubleClick: false, modeBarButtonsToRemove: ["select2d", "autoScale2d", "toImage"] };
 const upright = { orientation: "v", len: 1, xpad: 8, title: { side: "right" } };
 const lying = { orientation: "h", len: 1, x: 0.5, y: -0.09, yanchor: "top", title: { side: "bottom" } };
 
@@ -26,6 +26,9 @@ export class LatentMap {
   // Draws again with some of the state changed: scene, heat, path, ends, cross, fan, field, circles, mean, lasso.
   async draw(change = {}) {
     Object.assign(this.state, change);
+    // Plotly does not take away a color bar that turns from upright to lying.
+    if (this.drawnSmall !== this.#small) Plotly.purge(this.element);
+    this.drawnSmall = this.#small;
     const first = !this.element.data;
     await Plotly.react(this.element, this.#traces(), this.#layout(), config);
     if (first) this.#listen();
