@@ -37,6 +37,7 @@ def test_links_lead_somewhere():
     assert [link for link in links if not (ROOT / link).is_file()] == []
 
 
-def test_picture_is_small():
-    (picture,) = re.findall(r"!\[[^]]*\]\(([^)]+)\)", TEXT)
-    assert (ROOT / picture).stat().st_size < 400_000
+def test_pictures_are_small():
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", TEXT)
+    assert pictures
+    assert all((ROOT / picture).stat().st_size < 400_000 for picture in pictures)

@@ -324,7 +324,7 @@ class Scene:
         numbers = {
             "deviation": float(found.variance.clamp_min(0).sqrt()),
             "converged": bool(found.converged),
-            "message": f"{used}: {found.status}",
+            "message": f"{used}: {found.message}",
         }
         return torch.stack([found.mean, points.mean(0)]), numbers
 
