@@ -77,9 +77,10 @@ def matrix(options: argparse.Namespace) -> float:
         D = pb.pairwise_distances(metric, few, n_jobs=1, batch_size=options.batch, block_size=options.block)
         num_pairs = len(few) * (len(few) - 1) // 2
     else:
-        rows = max(1, options.pairs // len(few))
+        # As many rows as a block has, so that batches are as large as those of the whole matrix.
+        others = few[: max(1, options.pairs // 32)]
         D = pb.pairwise_distances(
-            metric, codes[-rows:], few, n_jobs=1, batch_size=options.batch, block_size=options.block
+            metric, codes[-32:], others, n_jobs=1, batch_size=options.batch, block_size=options.block
         )
         num_pairs = D.numel()
     spent = clock(options.device) - began
