@@ -13,7 +13,7 @@ import torch
 
 import pullback as pb
 from pullback.cli.reproduce import NAMES
-from pullback.experiments import toy
+from pullback.experiments import divergences, identifiability, poses, toy
 from pullback.experiments.figures import save_figure
 from pullback.experiments.page import page
 from pullback.experiments.paths import both_ways, by_latent_length, keeping_to, share_outside, straight
@@ -280,3 +280,24 @@ def test_page_holds_all_reports_and_stands_alone(tmp_path):
     assert "&lt;p class=&quot;x&quot;&gt;moves" in text
     assert text.index("Claim by claim") < text.index("<section")
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", text)
+
+
+@pytest.mark.parametrize("name", ["normal", "dirichlet"])
+def test_other_divergences_have_the_metric_of_fisher_and_rao(name):
+    found = divergences._tensors(name, replace(divergences.PAPER, num_codes=3))
+    assert set(found) == set(divergences.DIVERGENCES)
+    assert max(found.values()) < divergences.SAME
+
+
+def test_other_coordinates_are_undone():
+    z = torch.randn(20, 2, dtype=torch.float64)
+    torch.testing.assert_close(identifiability.unwarp(identifiability.warp(z)), z)
+    assert (identifiability.warp(z) - z).abs().max() > 0.1
+
+
+def test_pulled_back_euclidean_metric_of_mean_poses():
+    decoder = poses.PoseDecoder(4).double()
+    z = torch.randn(3, 2, dtype=torch.float64)
+    J = torch.stack([torch.func.jacrev(lambda w: decoder(w).loc.flatten())(code) for code in z])
+    found = identifiability.metric("euclidean", decoder, z).tensor(z)
+    torch.testing.assert_close(found, J.mT @ J)

@@ -70,9 +70,9 @@ class Settings:
     # Of the steps whose error is measured, and of the paper's differences, in standard deviations of the prior:
     # the paper's number in this unit, and in fifths of it, about the spacing of neighboring strides.
     radii: tuple[float, ...] = (0.1, 0.02)
-    num_directions: int = 16
+    num_directions: int = 8
     # Of the grid, along its longer side.
-    resolution: int = 120
+    resolution: int = 80
     # At which the error on the data is taken.
     num_codes: int = 500
     # Of the Monte Carlo divergence, as in the authors' code.
