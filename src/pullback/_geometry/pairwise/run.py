@@ -18,7 +18,7 @@ from pullback._geometry.pairwise.plan import Block
 from pullback._geometry.pairwise.store import BlockWriter
 from pullback._solvers.base import ConvergenceError, Status
 
-# Seconds of work from which on a pool of processes is started by itself: starting one takes five on an old machine.
+# Seconds of work from which on a pool of processes is started by itself: each of them imports torch, which takes seconds.
 _POOL_PAYS = 15.0
 _NUM_NAMED = 3
 
