@@ -9,20 +9,18 @@ from pullback._solvers.base import Status
 from pullback._solvers.measure import Measurement
 from pullback._solvers.newton import Descent
 from pullback._solvers.paths import Paths
-from pullback._solvers.plan import WALLED_SEGMENTS, Plan
+from pullback._solvers.plan import FINE_SEGMENTS, ROUGH_RTOL, Plan
 
 # What a single level lacks, over the square of what refinement adds to its energy: nodes that are off by h² cost h⁴. Covers
 # every path of the VAE and the toy problem.
 _SINGLE_LEVEL = 30.0
-# Part of the last change that the finer of two levels still lacks: the rest of a series of order four falls by 15 (twice that is
-# allowed for where decoding is expensive and lengths are compared), of order two by 3.
-_ORDER_FOUR, _EXPENSIVE_ORDER_FOUR, _ORDER_TWO = 1 / 15, 1 / 7, 1 / 3
+# Part of the last change that the finer of two levels still lacks where decoding is expensive and lengths are compared: twice
+# the fifteenth of theory (VAE).
+_EXPENSIVE_SHARE = 1 / 7
 # Part of the excess of the energy over the square of the length that counts as an error of the length (rectified decoders).
 _UNEVEN_SHARE = 0.25
 # Factor by which the error must fall from level to level if a finer one is to pay, once it is below `accept` (toy problem).
 _WORTHWHILE = 3.0
-# Error aimed at by default where the decoder has kinks: finer paths are hardly shorter (rectified decoders).
-_KINKED_RTOL = 1e-3
 # Segments with which the path of a small decoder ends at least: its initial velocity is then right to half a per cent
 # (test_curve_is_the_known_geodesic_at_constant_speed).
 _LEAST_SEGMENTS = 32
@@ -34,8 +32,9 @@ def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tens
     # Energies also count how unevenly a spline is run through, which a finer level evens out faster than it shortens the
     # path. Where decoding is expensive lengths are compared.
     last, now = (paths.length.square(), found.length.square()) if expensive else (paths.energy, found.energy)
-    theory = _EXPENSIVE_ORDER_FOUR if expensive else _ORDER_FOUR
-    share = torch.where(worse, 1.0, torch.where(found.asymptotic, theory, _ORDER_TWO))
+    # Richardson: the finer level still misses 1/15 (order four) or 1/3 (order two) of the last change
+    theory = _EXPENSIVE_SHARE if expensive else 1 / 15
+    share = torch.where(worse, 1.0, torch.where(found.asymptotic, theory, 1 / 3))
     change = (share * (now - last).abs() / scale).nan_to_num(torch.inf)
     gap = (found.energy - descent.energy).abs() / scale
     alone = torch.where(found.asymptotic, _SINGLE_LEVEL * gap.square(), gap)
@@ -65,7 +64,7 @@ def element_error(paths: Paths, descent: Descent, found: Measurement, worse: Ten
 def piece_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor) -> Tensor:
     """The same for straight pieces, which have order two."""
     scale = _scale(paths, found)
-    change = torch.where(worse, 1.0, _ORDER_TWO) * (found.energy - paths.energy).abs() / scale
+    change = torch.where(worse, 1.0, 1 / 3) * (found.energy - paths.energy).abs() / scale
     change = torch.where(paths.error.isnan(), torch.inf, change.nan_to_num(torch.inf))
     return 0.5 * (found.error + change + descent.remaining / scale)
 
@@ -85,11 +84,11 @@ def judge(plan: Plan, new: Paths, old: Paths, discarded: Tensor, smooth: Tensor 
     missed = plan.rtol_given & (new.error > plan.rtol)
     good = torch.where(missed, Status.ABOVE_RTOL, Status.CONVERGED)
     status = torch.where(known, good, torch.where(still & ~at_edge, Status.UNRESOLVED, new.status))
-    fine = level >= WALLED_SEGMENTS
+    fine = level >= FINE_SEGMENTS
     slow = still & (new.error <= plan.accept) & (new.error > old.error / _WORTHWHILE) & fine
     aim = torch.full_like(new.error, plan.stop_rtol(new.nodes))
     if smooth is not None and fine and not plan.rtol_given:
-        aim = torch.where(smooth, aim, aim.clamp_min(_KINKED_RTOL))
+        aim = torch.where(smooth, aim, aim.clamp_min(ROUGH_RTOL))
     reached = (new.error <= aim) & (still | fine)
     reached &= plan.expensive or level >= _LEAST_SEGMENTS
     return status, (~discarded & (slow | reached)) | plan.is_finest(level)

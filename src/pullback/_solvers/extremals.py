@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pullback._numerics.rows import concatenate, take
+from pullback._solvers.base import Status
 from pullback._solvers.elements import DEGREE, ElementEnergy
 from pullback._solvers.mesh import SIZES, adapted, halved, moved, placed, uniform
 from pullback._solvers.newton import Minimizer
@@ -17,9 +18,8 @@ from pullback._solvers.newton import Minimizer
 _COARSE_TAIL, _MAX_STEPS = 5e-3, 60
 # Damping for paths as they come, and for curves that were solved on fewer elements.
 _FAR, _NEAR = 1e-3, 1e-8
-# Change of the energy on halves of the elements from which on a curve hops over a wall; and what is left of a descent above
-# which the next one begins anew.
-_AGREEMENT, _UNSETTLED = 1e-2, 1e-6
+# Change of the energy on halves of the elements from which on a curve hops over a wall (test_logarithm).
+_AGREEMENT = 1e-2
 # Error of the momentum over the square of the largest tail: twice what was met on the VAE and the charts of test_charts.
 _CAREFUL = 200.0
 # Error of the momentum over the root of the decrease still to come, relative to the energy: 7 was met on the sphere S^5
@@ -123,7 +123,7 @@ class ExtremalSolver:
         measured = self.elements.energy(moved(descent.nodes, level.edges, fine), fine.diff(dim=1))
         change = (measured - descent.energy).abs() / descent.energy
         left = _CAUTION * (descent.remaining / descent.energy).clamp_min(0).sqrt()
-        damping = torch.where((left > _UNSETTLED) | ~(change <= _AGREEMENT), _FAR, _NEAR).to(change)
+        damping = torch.where((descent.status == Status.CONVERGED) & (change <= _AGREEMENT), _NEAR, _FAR).to(change)
         unresolved = _CAREFUL * self.elements.tails(descent.nodes).amax(1).square()
         error = torch.stack([unresolved, change, left]).amax(0)
         momentum = self.elements.momentum(descent.nodes, times)

@@ -14,8 +14,9 @@ from pullback._solvers.elements import ElementEnergy
 
 # Ratios of the errors at T and 2T segments that count as the four of theory (VAE: between them all smooth paths, outside kinks).
 _LEAST_RATIO, _LARGEST_RATIO = 3.0, 5.0
-# Segments on which a curve in elements is measured at least: thinner walls are stepped over.
-_LEAST_MEASURED = 32
+# Segments on which a curve in elements is measured at least, as thinner walls are stepped over; and up to which paths stay in
+# elements that do not fit them yet (VAE).
+ELEMENT_SEGMENTS = 32
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def measure_pieces(chords: ChordEnergy, nodes: Tensor, substeps: int) -> Measure
 def measure_elements(energy: ElementEnergy, nodes: Tensor, solved: Tensor) -> tuple[Measurement, Tensor]:
     """Measures curves on shorter elements; also the relative change from the energy they were `solved` with."""
     fine = elements.halved(nodes)
-    while fine.shape[1] <= _LEAST_MEASURED:
+    while fine.shape[1] <= ELEMENT_SEGMENTS:
         fine = elements.halved(fine)
     found, length = energy.measure(fine, elements.equal_times(fine))
     change = _relative((found - solved).abs(), found)

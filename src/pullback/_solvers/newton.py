@@ -36,9 +36,9 @@ _SLIGHT_DAMPING = 1e-3
 # Exact steps are taken once the predicted decrease is below this part of the energy, and falls by less than this factor
 # from step to step: Gauss-Newton is then slower, although it costs a third (VAE with d = 2).
 EXACT_BELOW, EXACT_ABOVE = 1e-3, 0.4
-# Where the predicted decrease is below the first part of the energy and falls faster than by the second factor from step to
-# step, second derivatives are kept: a step then costs a quarter (logarithms of the VAE with d = 8).
-_SMALL, _FAST = 1e-2, 0.1
+# Where the predicted decrease falls faster than by this factor from step to step, second derivatives are kept: a step then
+# costs a quarter (logarithms of the VAE with d = 8).
+_FAST = 0.1
 # Steps after which the mean decrease of the energy may end a descent, and what is still to come over that mean: in a rough
 # valley steps promise more than they bring (toy problem).
 _MIN_STEPS, _TO_COME = 8, 10.0
@@ -207,7 +207,7 @@ class Minimizer:
         last = positive & (regular | crawling)
         unsure = (last | flat) & ~curves.certified & ~curves.exact
         slow = ~first & (rate > EXACT_ABOVE) & (predicted < EXACT_BELOW * model.energy) & ~curves.indefinite
-        fast = (first | (rate <= _FAST)) & (predicted <= _SMALL * model.energy) & curves.uses_hessian
+        fast = (first | (rate <= _FAST)) & (predicted <= EXACT_BELOW * model.energy) & curves.uses_hessian
         near = positive & (slow | unsure | (~fast & self.always_exact))
         return near, last & ~unsure, torch.where(crawling & ~regular, to_come, remaining)
 

@@ -15,12 +15,13 @@ from pullback._solvers.base import Solution, Status
 from pullback._solvers.chords import ChordEnergy, lerp_nodes
 from pullback._solvers.measure import Measurement, measure_pieces
 from pullback._solvers.newton import Descent
+from pullback._solvers.plan import FINE_SEGMENTS, SUBSTEPS
 
-# Excess of the energy of a path over the square of its length from which its speed is made even, the segments from which on
-# that is done, and the points it takes (toy problem; fewer segments are only used by callers who want a coarse path).
-_UNEVEN, _UNEVEN_SEGMENTS, _EVEN_POINTS = 1e-2, 64, 1024
-# Points per piece at which its length is measured, and the part of the time that goes by Euclidean length (toy problem).
-_SUBSTEPS, _EUCLIDEAN_SHARE = 8, 3e-3
+# Excess of the energy of a path over the square of its length from which its speed is made even, and the points it takes (toy
+# problem). That is done on fine levels only: fewer segments are used by callers who want a coarse path.
+_UNEVEN, _EVEN_POINTS = 1e-2, 1024
+# Part of the time that goes by Euclidean length (toy problem).
+_EUCLIDEAN_SHARE = 3e-3
 
 
 @dataclass
@@ -114,7 +115,7 @@ def cut_pieces(chords: ChordEnergy, nodes: Tensor, num_segments: int) -> Tensor:
     """
     if not len(nodes):
         return nodes.new_empty(0, num_segments + 1, nodes.shape[2])
-    parts, spare = _piece_shares(chords, nodes, _SUBSTEPS), num_segments - (nodes.shape[1] - 1)
+    parts, spare = _piece_shares(chords, nodes, SUBSTEPS), num_segments - (nodes.shape[1] - 1)
     wanted = (num_segments * parts - 1).clamp_min(0)
     ends = (spare * wanted.cumsum(-1) / wanted.sum(-1, keepdim=True).clamp_min(1e-9)).round().long()
     ends = ends + torch.arange(1, ends.shape[1] + 1, device=ends.device)  # every piece is kept, and some are cut
@@ -169,13 +170,13 @@ def _with_even_speed(chords: ChordEnergy, paths: Paths) -> Paths:
     Where the metric vanishes nodes have no reason to move on. At kinks constant speed may cut corners, and cost more.
     """
     slow = torch.isfinite(paths.energy) & (paths.energy > (1 + _UNEVEN) * paths.length.square())
-    if paths.nodes.shape[1] - 1 < _UNEVEN_SEGMENTS or not slow.any():
+    if paths.nodes.shape[1] - 1 < FINE_SEGMENTS or not slow.any():
         return paths
     points = paths.on(max(_EVEN_POINTS, paths.points.shape[1] - 1))
-    fine = lerp_nodes(points[slow], _SUBSTEPS)
+    fine = lerp_nodes(points[slow], SUBSTEPS)
     nodes = Polyline(fine)(equal_spacing(_piece_shares(chords, fine, 1), points.shape[1]))
     nodes[:, 0], nodes[:, -1] = fine[:, 0], fine[:, -1]
-    found = measure_pieces(chords, nodes, 2 * _SUBSTEPS)
+    found = measure_pieces(chords, nodes, 2 * SUBSTEPS)
     better = found.energy < paths.energy[slow]
     rows = slow.nonzero()[better, 0]
     return replace(

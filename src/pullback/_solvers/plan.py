@@ -13,20 +13,20 @@ from pullback._solvers.elements import DEGREE
 # Relative error of the length aimed at by default: small decoders cost little, and large ones are certain of less. Between a
 # thousand and four thousand numbers per point and derivatives it grows from a quarter of the second to the second
 # (CPU time against error on the VAE, benchmarks/geodesics.py).
-_RTOL, _EXPENSIVE_RTOL = 1e-6, 1e-3
+_RTOL, ROUGH_RTOL = 1e-6, 1e-3
 _EXPENSIVE, _VERY_EXPENSIVE = 2**10, 2**12
 # Steps on the coarsest level, on other levels and, where finer ones would cost much, steps times nodes: a curve that takes
 # longer is better off with more segments (toy problem and VAE).
 _FIRST_STEPS, _COARSE_STEPS, _COARSE_NODES = 7, 15, 2560
-# Segments of the coarsest level for paths that start from a graph: fewer would forget which of two valleys it chose (toy).
-_GUIDED_SEGMENTS = 64
 # Dimensions up to which the blocks of an element cost less than decoding its nodes (VAE with d = 2 and 8).
 _FEW_DIMENSIONS = 4
-# Pieces on the first level of the walled regime, from lines and from graphs; chords per piece, and per path (toy problem).
-WALLED_SEGMENTS, _GUIDED_WALLED_SEGMENTS = 64, 256
-_SUBSTEPS, _WALLED_CHORDS = 8, 4096
-# Steps on the finest walled level; the energy falls on for long, by little (toy problem).
-_WALLED_STEPS = 50
+# Segments from which on a level is fine: the walled regime begins with as many pieces, and paths that start from a graph with
+# as many segments, since fewer would forget which of two valleys it chose (toy problem).
+FINE_SEGMENTS = 64
+# Segments on which a start path from a graph is looked at, and pieces with which its walled regime begins (toy problem).
+START_SEGMENTS = 256
+# Chords per piece in the walled regime, and per path (toy problem).
+SUBSTEPS, _WALLED_CHORDS = 8, 4096
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Plan:
         # an accelerator waits for calls, not for points
         use_elements = expensive and few and nodes.device.type == "cpu"
         if guided and not expensive:
-            min_segments = max(min_segments, min(_GUIDED_SEGMENTS, max_segments // 4))
-        usual = _EXPENSIVE_RTOL * min(1.0, width / _VERY_EXPENSIVE) if expensive else _RTOL
+            min_segments = max(min_segments, min(FINE_SEGMENTS, max_segments // 4))
+        usual = ROUGH_RTOL * min(1.0, width / _VERY_EXPENSIVE) if expensive else _RTOL
         # chords are differences, and keep half the digits of what is decoded
         usual = max(usual, torch.finfo(nodes.dtype).eps ** 0.5)
         aim, given = (usual, False) if rtol is None else (rtol, True)
@@ -93,14 +93,14 @@ class Plan:
     @property
     def solve_rtol(self) -> float:
         """To what share of the energy minima are solved; valleys of large decoders are rough, and hide half of what is left."""
-        return self.rtol / 2 if self.expensive and self.rtol >= _EXPENSIVE_RTOL / 4 else self.rtol
+        return self.rtol / 2 if self.expensive and self.rtol >= ROUGH_RTOL / 4 else self.rtol
 
     def stop_rtol(self, nodes: Tensor) -> float:
         """The error at which refinement ends: more than `rtol`, if none was given, where a level decodes too many numbers."""
         cost = nodes.shape[1] * self.width / self.budget
         if self.rtol_given or cost <= 1:
             return self.rtol
-        return max(self.rtol, min(_EXPENSIVE_RTOL * cost, self.accept))
+        return max(self.rtol, min(ROUGH_RTOL * cost, self.accept))
 
     def is_finest(self, level: int) -> bool:
         """Whether there is no finer level."""
@@ -116,21 +116,21 @@ class Plan:
 
     def walled_steps(self, level: int) -> int:
         """Steps in the walled regime."""
-        return min(_WALLED_STEPS if self.is_finest(level) else _COARSE_STEPS, self.max_steps)
+        return min((3 if self.is_finest(level) else 1) * _COARSE_STEPS, self.max_steps)
 
     @property
     def walled_segments(self) -> int:
         """Pieces with which the walled regime begins: fewer than a graph's path has would lose the corners it knows."""
         if self.expensive or not self.guided:
-            return WALLED_SEGMENTS
-        return max(WALLED_SEGMENTS, min(_GUIDED_WALLED_SEGMENTS, self.max_segments // 4))
+            return FINE_SEGMENTS
+        return max(FINE_SEGMENTS, min(START_SEGMENTS, self.max_segments // 4))
 
     def substeps(self, level: int) -> int:
         """Chords per piece in the walled regime."""
-        return max(2, min(_SUBSTEPS, _WALLED_CHORDS // level))
+        return max(2, min(SUBSTEPS, _WALLED_CHORDS // level))
 
     @property
     def blind_segments(self) -> int:
         """Segments from which a level that does not see enough means a wall; more where the walled regime costs too much."""
-        cost = 4 * _SUBSTEPS * WALLED_SEGMENTS * self.width
-        return WALLED_SEGMENTS if cost <= self.budget else 4 * WALLED_SEGMENTS
+        cost = 4 * SUBSTEPS * FINE_SEGMENTS * self.width
+        return FINE_SEGMENTS if cost <= self.budget else 4 * FINE_SEGMENTS

@@ -33,11 +33,11 @@ from pullback._solvers.base import Solution, Status
 from pullback._solvers.chords import ChordEnergy, total_energy, total_length
 from pullback._solvers.elements import ElementEnergy
 from pullback._solvers.errors import element_error, judge, piece_error, spline_error
-from pullback._solvers.measure import measure_elements, measure_pieces, measure_spline
+from pullback._solvers.measure import ELEMENT_SEGMENTS, measure_elements, measure_pieces, measure_spline
 from pullback._solvers.newton import Descent, Minimizer
 from pullback._solvers.paths import Paths, assemble, cut_pieces, join, keep_better
 from pullback._solvers.pieces import PieceEnergy
-from pullback._solvers.plan import WALLED_SEGMENTS, Plan
+from pullback._solvers.plan import FINE_SEGMENTS, START_SEGMENTS, Plan
 
 Key = tuple[int, int]  # what paths are made of on a level, and its number of segments
 LevelResult = tuple[Paths, dict[Key, Paths]]  # the paths that are finished, and the others by the level they go to
@@ -52,13 +52,11 @@ _FIRST_RTOL, _SHARE = 1e-3, 1e-2
 _EUCLIDEAN = 1e-2
 # Part of `accept` to which walled levels are solved (toy problem).
 _WALLED_SHARE = 0.25
-# Segments up to which paths stay in elements that do not fit them yet, and the change on finer ones that counts as a fit (VAE).
-_MOST_ELEMENT_NODES, _CLOSE = 32, 0.1
+# Change of the energy on finer elements up to which they fit a path (VAE).
+_CLOSE = 0.1
 # Length of a path, in units of the rounding of decoded points, below which chords on a hundred segments are not known
 # to a per cent (float32).
 _ROUNDING = 1e4
-# Segments on which a start path is looked at.
-_START_SEGMENTS = 256
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Refinement:
         """Sends each start path to the coarsest level whose chords see what finer ones see; some are done at once."""
         plan = self.plan
         factor = 2 if plan.use_elements else 4  # elements are measured on many points in any case
-        num_segments = min(_START_SEGMENTS, plan.max_segments) if plan.guided else factor * plan.min_segments
+        num_segments = min(START_SEGMENTS, plan.max_segments) if plan.guided else factor * plan.min_segments
         start = Polyline(nodes).resample(num_segments + 1)
         chords = self.chords.chords(start, num_segments // plan.min_segments)
         energies = torch.stack([total_energy(c) for c in chords])
@@ -103,8 +101,8 @@ class Refinement:
         waiting = {}
         for k in skipped[~ready].unique().tolist():
             level = plan.min_segments * 2**k
-            smooth = (_ELEMENTS if plan.use_elements and level <= _MOST_ELEMENT_NODES else _CHORDS, level)
-            key = (_PIECES, plan.walled_segments) if k and level >= WALLED_SEGMENTS else smooth
+            smooth = (_ELEMENTS if plan.use_elements and level <= ELEMENT_SEGMENTS else _CHORDS, level)
+            key = (_PIECES, plan.walled_segments) if k and level >= FINE_SEGMENTS else smooth
             waiting.setdefault(key, []).append(self._prepared(take(paths, ~ready & (skipped == k)), key))
         return waiting, [take(paths, ready)]
 
@@ -168,7 +166,7 @@ class Refinement:
         error = element_error(paths, descent, found, worse, change)
         new = keep_better(paths, descent, found, worse, error, elements.evened(descent.nodes))
         new.status, done = judge(self.plan, new, paths, worse)
-        stay = ~worse | (level < _MOST_ELEMENT_NODES)
+        stay = ~worse | (level < ELEMENT_SEGMENTS)
         return take(new, done), self._routed(new, done, {(_ELEMENTS, 2 * level): stay, (_CHORDS, 2 * level): ~stay})
 
     def _minimum(
@@ -185,7 +183,7 @@ class Refinement:
         """The same with straight pieces, each measured in many chords; then back to chords, if they can see now."""
         level = paths.nodes.shape[1] - 1
         substeps = self.plan.substeps(level)
-        weight = _EUCLIDEAN * (WALLED_SEGMENTS / level) ** 2 * paths.energy / _span(paths.nodes).square()
+        weight = _EUCLIDEAN * (FINE_SEGMENTS / level) ** 2 * paths.energy / _span(paths.nodes).square()
         rtol = torch.full_like(paths.energy, _WALLED_SHARE * self.plan.accept)
         objective, minimizer = PieceEnergy(self.chords, substeps), Minimizer(self.plan.walled_steps(level))
         descent = minimizer.run(objective, paths.nodes, paths.damping, rtol, constants=weight[:, None])
@@ -200,8 +198,8 @@ class Refinement:
         rest.nodes = rest.on(2 * level)
         cut = cut_pieces(self.chords, descent.nodes[~done & ~worse], 2 * level)
         rest.nodes = rest.nodes.index_put((~worse[~done],), cut)
-        back = replace(back, nodes=back.on(WALLED_SEGMENTS), was_walled=torch.ones_like(back.was_walled))
-        return take(back, back.index[:0]), {(_PIECES, 2 * level): rest, (_CHORDS, WALLED_SEGMENTS): back}
+        back = replace(back, nodes=back.on(FINE_SEGMENTS), was_walled=torch.ones_like(back.was_walled))
+        return take(back, back.index[:0]), {(_PIECES, 2 * level): rest, (_CHORDS, FINE_SEGMENTS): back}
 
     def _routed(self, new: Paths, done: Tensor, routes: dict[Key, Tensor]) -> dict[Key, Paths]:
         """The paths that are not done, prepared for the levels they go to."""
