@@ -21,8 +21,9 @@ from scipy import sparse
 from sklearn.base import DensityMixin
 from torch import Tensor
 
+from pullback._geometry.pairwise.neighbors import neighbors
 from pullback._metrics.base import Metric
-from pullback._solvers.base import Solver
+from pullback._solvers.base import ConvergenceError, Solver
 from pullback.statistics._estimator import Estimator, like
 from pullback.statistics._paths import DEFAULT_RTOL, Paths, Starts
 
@@ -85,24 +86,36 @@ class GeodesicNeighbors(Estimator):
 
         Without ``X``, of the fitted codes themselves, none of which then counts as its own neighbor.
         """
-        queries, lower, kind = self._bounds(X)
-        num = self.n_neighbors if n_neighbors is None else n_neighbors
-        most = lower.shape[1] - (X is None)
+        kind = self.codes_ if X is None and hasattr(self, "codes_") else X
+        queries = self._codes(kind)
+        codes = torch.as_tensor(self.codes_).to(queries)
+        num, most = self.n_neighbors if n_neighbors is None else n_neighbors, len(codes) - (X is None)
         if not 1 <= num <= most:
             raise ValueError(
                 f"n_neighbors={num} must be between 1 and {most}, the number of codes that may be neighbors."
             )
-        first = lower.topk(num, largest=False).indices
-        distance = torch.full_like(lower, torch.inf)
-        rows = torch.arange(len(queries), device=queries.device)[:, None].expand_as(first)
-        self._solve(distance, queries, rows.flatten(), first.flatten())
-        reach = distance.gather(1, first).amax(1, keepdim=True)
-        rest = ((lower <= reach) & (lower < torch.inf) & ~torch.isfinite(distance)).nonzero(as_tuple=True)
-        self._solve(distance, queries, *rest)
-        self.n_solved_ = first.numel() + len(rest[0])
-        found = distance.sort(dim=1, stable=True)
-        index, best = found.indices[:, :num], found.values[:, :num]
+        best, index = self._nearest(queries, codes, num, own=X is None)
         return (like(best, kind), like(index, kind)) if return_distance else like(index, kind)
+
+    def _nearest(self, queries: Tensor, codes: Tensor, num: int, *, own: bool) -> tuple[Tensor, Tensor]:
+        """Distances and indices; in flat space no path is solved."""
+        if self.metric is None:
+            self.n_solved_ = 0
+            flat = torch.linalg.vector_norm(queries[:, None] - codes, dim=-1)
+            found = (flat.fill_diagonal_(torch.inf) if own else flat).sort(dim=1, stable=True)
+            return found.values[:, :num], found.indices[:, :num]
+        others = None if own else queries
+        options: dict[str, Any] = {"solver": self.solver, "init": self.init, "max_candidates": len(codes), "n_jobs": 1}
+        near = neighbors(self.metric, codes, num, queries=others, **options)
+        self.n_solved_ = near.num_solved
+        short = np.flatnonzero(np.diff(near.distances.indptr) < num)
+        if len(short):
+            raise ConvergenceError(
+                f"Code {short[0]} has fewer than {num} codes that a path reaches. Ask for fewer.", near
+            )
+        parts = (near.distances.data, near.distances.indices.astype(np.int64))
+        distance, index = (torch.from_numpy(part.reshape(-1, num)).to(queries.device) for part in parts)
+        return distance.to(queries), index
 
     def radius_neighbors(self, X: Any = None, radius: float | None = None, return_distance: bool = True) -> Any:
         """Distances and indices of all codes within a radius of codes ``(m, d)``, nearest first: arrays of m arrays
