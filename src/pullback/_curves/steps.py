@@ -72,7 +72,13 @@ def squared_steps(
     num_segments = nodes.shape[-2] - 1
     pieces = _pieces(nodes)
     flat = pieces.flatten(0, -3)
-    parts = [_piece_steps(metric, chunk, strides) for chunk in flat.split(max(1, MAX_DECODED // flat.shape[1]))]
+    # only a dual pair cares for an origin, which has to be decoded too
+    with torch.no_grad():
+        dual = metric.embed(flat[0, :1])
+    is_pair = dual is not None and dual[0] is not dual[1]
+    parts = [
+        _piece_steps(metric, chunk, strides, is_pair) for chunk in flat.split(max(1, MAX_DECODED // flat.shape[1]))
+    ]
     joined = (torch.cat(part).reshape(*nodes.shape[:-2], -1) for part in zip(*parts, strict=True))
     return [steps[..., : num_segments // stride] for steps, stride in zip(joined, strides, strict=True)]
 
@@ -86,9 +92,9 @@ def _pieces(nodes: Tensor) -> Tensor:
     return torch.cat([nodes, padding], dim=-2).unfold(-2, size + 1, size).movedim(-1, -2)
 
 
-def _piece_steps(metric: Metric, pieces: Tensor, strides: tuple[int, ...]) -> list[Tensor]:
+def _piece_steps(metric: Metric, pieces: Tensor, strides: tuple[int, ...], is_pair: bool) -> list[Tensor]:
     middle = pieces.shape[1] // 2
-    marks = Marks.of(metric, pieces, origin=pieces[:, middle : middle + 1])
+    marks = Marks.of(metric, pieces, origin=pieces[:, middle : middle + 1] if is_pair else None)
     thinned = (marks[:, ::stride] for stride in strides)
     return [some[:, :-1].ds2(some[:, 1:]) for some in thinned]
 

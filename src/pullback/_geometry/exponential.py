@@ -213,7 +213,8 @@ def _trajectory(metric: Metric, z: Tensor, v: Tensor, flow: Flow, alpha: float) 
     batch, start = z.shape[:-1], torch.stack([z, v], -2)
     states = torch.stack([start, flow.y.reshape(start.shape)], -3)
     reached, rtol = flow.t.reshape(batch), flow.rtol.reshape(batch)
-    drift = _drift(metric, states.detach(), reached > 0)
+    # other connections do not keep the speed, and need no information matrix
+    drift = _drift(metric, states.detach(), (reached > 0) & (alpha == 0))
     status = _statuses(flow.outcome).reshape(batch)
     if not alpha:
         broken = (status == Status.CONVERGED) & (drift > _MAX_DRIFT)
@@ -282,6 +283,8 @@ def _prepare(z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _drift(metric: Metric, states: Tensor, valid: Tensor) -> Tensor:
     """The relative change of speed from the first to the last of the states ``(*batch, 2, 2, d)``; NaN where not valid."""
     drift = torch.full_like(states[..., 0, 0, 0], torch.nan)
+    if not valid.any():
+        return drift
     with torch.no_grad():
         speed = metric.norm(states[valid][:, :, 0], states[valid][:, :, 1])
     drift[valid] = torch.where(speed[:, 0] == speed[:, 1], 0, (speed[:, 1] / speed[:, 0] - 1).abs())
