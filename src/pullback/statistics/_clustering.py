@@ -132,7 +132,11 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
         """Lloyd's iteration, with the paths to the centers carried along."""
         paths = self._paths()
         centers, lower = self._first(codes, source)
-        labels, lower = _assign(paths, codes, centers, lower)
+        if isinstance(self.init_centers, str):
+            # k-means++ has solved the paths to the nearest centers
+            labels = lower.argmin(1)
+        else:
+            labels, lower = _assign(paths, codes, centers, lower)
         rays, rows = star(paths, centers[labels], codes), torch.arange(len(codes), device=codes.device)
         for num_rounds in range(1, self.max_iter + 1):
             labels, centers, rays = _fill(paths, codes, labels, centers, rays, lower)

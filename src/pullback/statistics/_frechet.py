@@ -33,6 +33,8 @@ _OTHER_VALLEY = 1e-2
 _FIRST_RTOL = 1e-2
 # Standard deviations that a mean moves before its paths are solved anew.
 _FAR = 0.2
+# Residual at which the paths are resolved as well as `rtol` asks: coarse ones find the way to there at half the price.
+_NEAR = 3e-2
 # Times that paths are solved anew.
 _MAX_FRESH = 6
 # Steps in which straight lines from candidates for the first mean are measured.
@@ -144,7 +146,7 @@ def _solve(paths: Paths, points: Tensor, share: Tensor, mean: Tensor, rtol: floa
     labels = torch.zeros(len(points), dtype=torch.long, device=points.device)
     found = Balance.of(paths, star(paths, mean.expand_as(points), points), labels, share, mean[None])
     for _ in range(_MAX_FRESH):
-        found.descend(max(rtol, _FIRST_RTOL), max_steps)
+        found.descend(max(rtol, _NEAR), max_steps)
         if not _freshen(paths, found, points, mean):
             break
         mean = found.centers[0]

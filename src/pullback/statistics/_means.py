@@ -21,9 +21,11 @@ _HALVINGS = 8
 _ENERGY = 0.01
 # Promised decrease, relative to the variance, from which on exact Hessians pay (VAE of benchmarks/models.py).
 # Below the second, the step just taken was mostly the last.
-_NEAR, _LAST = 1e-2, 3e-7
+_NEAR, _LAST = 3e-2, 3e-7
 # Errors are estimated with care: a mean of logarithms is eight times as accurate as the noise says (same VAE).
 _CAREFUL = 8.0
+# Share of `rtol` below which what is left of the residual is nothing.
+_ENOUGH = 0.5
 # Rounds of refinement: one element becomes sixteen.
 _MAX_REFINEMENTS = 4
 
@@ -95,7 +97,7 @@ class Balance:
             moving = self._moving(rtol)
             if not moving.any():
                 break
-            self._take(*self._newton(), moving)
+            self._take(*self._newton(), moving, rtol)
 
     def refine(self, rtol: float, max_steps: int) -> None:
         """Resolves paths better until their errors matter no more, or better resolution does not help."""
@@ -145,15 +147,22 @@ class Balance:
     def _promise(self) -> Tensor:
         return self._newton()[1]
 
-    def _take(self, step: Tensor, promise: Tensor, moving: Tensor) -> None:
-        """One step of the moving clusters, shortened where the variance does not fall."""
+    def _take(self, step: Tensor, promise: Tensor, moving: Tensor, rtol: float) -> None:
+        """One step of the moving clusters, shortened where the variance does not fall.
+
+        Centers and paths that have next to nothing left to gain stay, so that they need not be expanded again.
+        """
         before, M = self.variance, self.paths.tensor(self.centers)
+        enough = (_ENOUGH * rtol) ** 2
+        stays = promise - self._mean(self.expansion.inner) <= enough * before
+        step = torch.where(stays[:, None], 0, step)
+        settled = (stays | ~moving)[self.labels] & (self.expansion.inner <= enough * self.expansion.energy)
         size = _quadratic(M, step).clamp_min(0).sqrt()
         length = moving * (_LONGEST * before.sqrt() / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(1.0)
         eps = 64 * torch.finfo(step.dtype).eps
         for _ in range(_HALVINGS):
             reach = self._along(length[:, None] * step, length * size)
-            trial = self.star.moved(reach[self.labels], length.clamp_max(1.0)[self.labels])
+            trial = self.star.moved(reach[self.labels], torch.where(settled, 0, length[self.labels]))
             energy = self._mean(self._plausible(trial.energy(), (length * size)[self.labels]))
             good = (energy <= before * (1 + eps) - _SUFFICIENT * length * promise) | (length == 0)
             if good.all():
@@ -163,7 +172,7 @@ class Balance:
             self.stuck |= ~good
             length = torch.where(good, length, 0)
             reach = self._along(length[:, None] * step, length * size)
-            trial = self.star.moved(reach[self.labels], length[self.labels])
+            trial = self.star.moved(reach[self.labels], torch.where(settled, 0, length[self.labels]))
         self._replace(trial)
 
     def _along(self, step: Tensor, size: Tensor) -> Tensor:
@@ -178,8 +187,8 @@ class Balance:
 
     def _plausible(self, energy: Tensor, size: Tensor) -> Tensor:
         """Energies, infinite where they fall faster than the triangle inequality allows: a path has left the domain."""
-        least = (self.expansion.energy.clamp_min(0).sqrt() - 2 * size).clamp_min(0)
-        return torch.where(energy >= (1 - 1e-3) * least.square(), energy, torch.inf)
+        least = (self.expansion.energy - 2 * self.expansion.inner).clamp_min(0).sqrt() - 2 * size
+        return torch.where(energy >= 0.5 * least.clamp_min(0).square(), energy, torch.inf)
 
     def _replace(self, new: Star) -> None:
         promise = (self._promise() / self.variance.clamp_min(torch.finfo(self.share.dtype).tiny)).amax()

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from pullback._decoders.contract import unvalidated
-from pullback._geometry.geodesic import Geodesic, geodesic
+from pullback._geometry.geodesic import Geodesic
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import DEGREE, ElementEnergy, Local, equal_times, halved, placed
-from pullback.statistics._paths import Paths
+from pullback.statistics._paths import ROUGH, Paths
 
 # Elements of a path: as many as its solver used, at most four; refined, at most sixteen, which resolve the walls of
 # `pullback reproduce toy`.
@@ -99,14 +99,17 @@ def star(paths: Paths, centers: Tensor, codes: Tensor) -> Star:
     """Solves for the paths from centers to codes, each ``(n, d)``."""
     if paths.is_flat:
         return LogStar.of(paths, centers, codes)
-    solved = geodesic(paths.metric, centers, codes, solver=paths.path_solver(), init=paths.init)
+    (_, solved), *rest = paths.geodesics(centers, codes)
     usable = solved.curve.points.isfinite().all(-1).all(-1)
     if not usable.any():
         return LogStar.of(paths, centers, codes)
     chords = ChordEnergy.checked(paths.metric, solved.curve.points[usable])
     if chords.num_parts == 0:
         return LogStar.of(paths, centers, codes)
-    return ElementStar.of(ElementEnergy.of(chords, solved.curve.points[usable]), solved)
+    found = ElementStar.of(ElementEnergy.of(chords, solved.curve.points[usable]), solved)
+    for rows, finer in rest:
+        found = found.replaced(rows, ElementStar.of(found.elements, finer))
+    return found
 
 
 @dataclass(eq=False)
@@ -149,11 +152,24 @@ class LogStar(Star):
 
 @dataclass(eq=False)
 class Group:
-    """Paths of as many elements each: their numbers, nodes ``(m, K p + 1, d)``, and the responses found by `expand`."""
+    """Paths of as many elements each: their numbers and nodes ``(m, K p + 1, d)``; what `expand` found, if it was called."""
 
     rows: Tensor
     nodes: Tensor
+    expansion: Expansion | None = None
     responses: list[tuple[Tensor, Tensor]] | None = None
+    exact: bool = False
+
+    def take(self, chosen: Tensor) -> Group:
+        """Some of the paths."""
+        found, responses = self.expansion, self.responses
+        return Group(
+            self.rows[chosen],
+            self.nodes[chosen],
+            None if found is None else Expansion(*(x[chosen] for x in vars(found).values())),
+            None if responses is None else [(W[chosen], w[chosen]) for W, w in responses],
+            self.exact,
+        )
 
 
 @dataclass(eq=False)
@@ -169,7 +185,7 @@ class ElementStar(Star):
         """As many elements as the solver used, at most four; more where they resolve nothing."""
         counts, found = (
             (solved.num_segments.flatten() // DEGREE).clamp(1, _FIRST_MOST),
-            cls(elements, [], solved.converged),
+            cls(elements, [], solved.converged | (solved.error <= ROUGH)),
         )
         points = solved.curve.points
         with torch.no_grad(), unvalidated():
@@ -193,13 +209,14 @@ class ElementStar(Star):
             return self._scatter([self.elements.energy(g.nodes, equal_times(g.nodes)) for g in self.groups])
 
     def expand(self, exact: bool = True) -> Expansion:
-        parts = []
         with torch.no_grad(), unvalidated():
-            for group in self.groups:
-                part, group.responses = self._expand(group.nodes, exact)
-                parts.append(part)
+            new = [g for g in self.groups if g.expansion is None]
+            # paths that stayed keep what is known of them
+            for group in new or [g for g in self.groups if exact and not g.exact]:
+                group.expansion, group.responses = self._expand(group.nodes, exact)
+                group.exact = exact
         names = ("energy", "slope", "hessian", "inner", "error")
-        return Expansion(*(self._scatter([getattr(p, name) for p in parts]) for name in names))
+        return Expansion(*(self._scatter([getattr(g.expansion, name) for g in self.groups]) for name in names))
 
     def _expand(self, nodes: Tensor, exact: bool) -> tuple[Expansion, list[tuple[Tensor, Tensor]]]:
         """Newton's expansion; that of Gauss and Newton for paths whose Hessian is not positive definite."""
@@ -229,6 +246,8 @@ class ElementStar(Star):
     def _moved(self, group: Group, step: Tensor, share: Tensor) -> Group:
         """Each path follows its center, and takes what lowers its energy most of its own Newton step."""
         assert group.responses is not None
+        if not (step.any() or share.any()):
+            return group
         trials = [
             group.nodes + _respond([(W, part * share[:, None, None] * w) for W, w in group.responses], step)
             for part in _OWN_STEPS
@@ -242,7 +261,7 @@ class ElementStar(Star):
             raise TypeError("Paths in elements cannot be replaced by logarithms.")
         stays = torch.ones_like(self.converged)
         stays[rows] = False
-        kept = [Group(g.rows[stays[g.rows]], g.nodes[stays[g.rows]]) for g in self.groups]
+        kept = [g.take(stays[g.rows]) for g in self.groups]
         groups = [*kept, *(Group(rows[g.rows], g.nodes) for g in other.groups)]
         converged = self.converged.clone()
         converged[rows] = other.converged
@@ -254,7 +273,7 @@ class ElementStar(Star):
         for g in self.groups:
             finer = wanted[g.rows] & (len(g.nodes[0]) <= _MOST * DEGREE // 2 + 1)
             if (~finer).any():
-                groups.append(Group(g.rows[~finer], g.nodes[~finer]))
+                groups.append(g.take(~finer))
             if finer.any():
                 changed = True
                 groups.append(Group(g.rows[finer], halved(g.nodes[finer])))
