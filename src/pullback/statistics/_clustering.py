@@ -28,6 +28,9 @@ from pullback.statistics._stars import Star, star
 # Newton steps of the centers between two assignments: one leaves a residual of 1e-2, two of 1e-4 (VAE of
 # benchmarks/models.py).
 _STEPS_PER_ROUND = 2
+# Relative decrease of the inertia in a round without changes after which there is nothing left to gain: Newton's steps
+# square what is left, and kinks of a decoder allow no more.
+_STALE = 1e-4
 
 
 class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Estimator):
@@ -138,6 +141,7 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
         else:
             labels, lower = _assign(paths, codes, centers, lower)
         rays, rows = star(paths, centers[labels], codes), torch.arange(len(codes), device=codes.device)
+        inertia = torch.inf
         for num_rounds in range(1, self.max_iter + 1):
             labels, centers, rays = _fill(paths, codes, labels, centers, rays, lower)
             found = Balance.of(paths, rays, labels, torch.ones_like(codes[:, 0]), centers)
@@ -152,8 +156,9 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
             new, lower = _assign(paths, codes, centers, lower, labels)
             changed = (new != labels).nonzero()[:, 0]
             labels = new
-            if not len(changed) and found.rests(self.rtol):
-                return _Run(centers, labels, own.square().sum().item(), num_rounds, True)
+            last, inertia = inertia, own.square().sum().item()
+            if not len(changed) and (found.rests(self.rtol) or last - inertia <= _STALE * inertia):
+                return _Run(centers, labels, inertia, num_rounds, True)
             if len(changed):
                 rays = rays.replaced(changed, star(paths, centers[labels[changed]], codes[changed]))
         return _Run(centers, labels, lower[rows, labels].square().sum().item(), self.max_iter, False)

@@ -37,8 +37,9 @@ _MAX_STEPS = 300
 # Accuracy of paths where nothing else is asked for: what a rectified decoder can give.
 DEFAULT_RTOL = 1e-3
 
-# Paths of three digits where the decoder is smooth, at a fifth of the price of the default where it has kinks, whose lengths
-# agree to 1e-3 (convolutional decoder with rectified units); and their error from which on they are solved again.
+# Paths of three digits where the decoder is smooth, at a fifth of the price of the default where it has kinks, whose
+# lengths agree to 1e-3 (convolutional decoder with rectified units); and their error from which on they are solved
+# again.
 _COARSE, ROUGH = GaussNewton(rtol=DEFAULT_RTOL, max_segments=16), 0.03
 
 Starts = Start | Sequence[Start]

@@ -152,7 +152,9 @@ class LogStar(Star):
 
 @dataclass(eq=False)
 class Group:
-    """Paths of as many elements each: their numbers and nodes ``(m, K p + 1, d)``; what `expand` found, if it was called."""
+    """Paths of as many elements each: their numbers and nodes ``(m, K p + 1, d)``; what `expand` found, if it was
+    called.
+    """
 
     rows: Tensor
     nodes: Tensor
