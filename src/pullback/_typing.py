@@ -6,7 +6,7 @@ They are documentation, which the tests check at every call and a running progra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool as Bool
@@ -14,8 +14,10 @@ from jaxtyping import Float as Float
 from jaxtyping import Int as Int
 from torch import Tensor
 
-Array = np.ndarray | Sequence[Any]
-"""What else than a tensor users give as codes; `pullback._metrics.base.codes_for` makes a tensor of it."""
-
-Codes = Float[Tensor, "*batch d"] | Int[Tensor, "*batch d"] | Array
-"""Latent codes as users give them."""
+if TYPE_CHECKING:
+    # What users give becomes a tensor at the entry of every public function, under the same name.
+    Array = Any
+    Codes = Any
+else:
+    Array = np.ndarray | Sequence[Any]
+    Codes = Float[Tensor, "*batch d"] | Int[Tensor, "*batch d"] | Array
