@@ -131,7 +131,8 @@ def _parameters(output: Any) -> list[Tensor]:
 
 def _build(family: Family, parameters: list[Tensor]) -> Distribution:
     if not isinstance(family, type):
-        return family(*parameters)
+        make: Any = family
+    return make(*parameters)
     x = parameters[0]
     if issubclass(family, _LOGITS):
         return family(logits=x)
@@ -139,4 +140,5 @@ def _build(family: Family, parameters: list[Tensor]) -> Distribution:
         return family(x, (0.5 * parameters[1]).exp() if len(parameters) > 1 else torch.ones_like(x))
     if issubclass(family, _RATES):
         return family(x.exp())
-    return family(*parameters)
+    make: Any = family
+    return make(*parameters)

@@ -38,8 +38,9 @@ def reference(like: object) -> Tensor | None:
     """
     if isinstance(like, Tensor):
         return like if like.is_floating_point() else None
-    if not isinstance(like, nn.Module) and getattr(like, "decoder", None) is not None:
-        return reference(like.decoder)
+    inner = None if isinstance(like, nn.Module) else getattr(like, "decoder", None)
+    if inner is not None:
+        return reference(inner)
     found = networks(like)
     # Buffers (a prior, a support) follow the parameters of what they are wrapped around, not the other way round.
     first = [_first(network.parameters()) for network in found]

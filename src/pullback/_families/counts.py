@@ -114,7 +114,7 @@ def _(p: Trials, origin: Trials | None = None) -> Dual | None:
     r"""φ = 2 √n arcsin √p, counted from the origin (p = ½ if there is none), for a fixed number of trials n."""
     arc = _arc(_log_odds(p), None if origin is None else _log_odds(origin))
     if isinstance(p, Binomial):
-        if not fixed(p.total_count, None if origin is None else origin.total_count):
+        if not fixed(p.total_count, getattr(origin, "total_count", None)):
             return None
         arc = p.total_count.sqrt() * arc
     phi = arc[..., None]
@@ -302,7 +302,7 @@ def _is_zero(u: Tensor) -> bool:
 def _(p: Runs, origin: Runs | None = None) -> Dual | None:
     r"""φ = 2 √r arsinh √(μ/r) = 2 √r artanh √σ(l), l the log-odds of going on, for a fixed total count r."""
     r, logits = _going_on(p)
-    if isinstance(p, NegativeBinomial) and not fixed(r, None if origin is None else origin.total_count):
+    if isinstance(p, NegativeBinomial) and not fixed(r, getattr(origin, "total_count", None)):
         return None
     phi = (r.sqrt() * artanh_root_sigmoid(logits))[..., None]
     return phi, phi

@@ -55,7 +55,7 @@ _OF_BASE = rao_distance.dispatch(TransformedDistribution)
 def _bound(p: Distribution, q: Distribution, is_constant: IsConstant) -> Tensor:
     """The distance where its closed form holds in all of the family that can be reached; other bounds elsewhere."""
     if isinstance(p, TransformedDistribution) and rao_distance.dispatch(type(p)) is _OF_BASE:
-        return _bound(fixed_base(p, q), q.base_dist, is_constant)
+        return _bound(fixed_base(p, q), getattr(q, "base_dist", q), is_constant)
     if isinstance(p, Masked) and isinstance(q, Masked):
         return (p.seen & q.seen) * _bound(p.base, q.base, is_constant)
     if isinstance(p, MultivariateNormal) and isinstance(q, MultivariateNormal):

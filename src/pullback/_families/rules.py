@@ -218,7 +218,7 @@ def check_equal(what: str, parameter: str, p: Distribution, q: Distribution) -> 
 
 
 @singledispatch
-def natural_and_mean(p: Distribution) -> Dual:
+def natural_and_mean(p: Distribution) -> Dual | None:
     r"""The natural parameters and the mean parameters :math:`(\eta, \mu)` of a member of an exponential family.
 
     They belong to one sufficient statistic T: the density is :math:`h(x) \exp(\eta \cdot T(x) - A(\eta))`, and

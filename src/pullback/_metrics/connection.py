@@ -178,6 +178,7 @@ def _flat_coordinates(metric: Metric) -> Map:
 
     def maps(x: Tensor) -> tuple[Tensor, ...]:
         parts = natural_and_mean(observe(metric.decoder, x.reshape(-1, x.shape[-1])))
+        assert parts is not None
         return tuple(part.reshape(*x.shape[:-1], -1) for part in parts)
 
     return maps

@@ -49,7 +49,7 @@ def evaluate(values: Tensor, place: Tensor, *, derivative: bool = False) -> Tens
     left = place.detach().floor().clamp(0, values.shape[-2] - 2).long()
     slope = slopes(values)
     ends = [at(values, left), at(values, left + 1), at(slope, left), at(slope, left + 1)]
-    return hermite(*ends, (place - left)[..., None], derivative=derivative)
+    return hermite(ends[0], ends[1], ends[2], ends[3], (place - left)[..., None], derivative=derivative)
 
 
 def hermite(p: Tensor, q: Tensor, u: Tensor, v: Tensor, x: Tensor, *, derivative: bool = False) -> Tensor:
@@ -70,7 +70,8 @@ def refine(nodes: Tensor, factor: int) -> Tensor:
     slope = slopes(nodes)[..., None, :]
     values = nodes[..., None, :]
     left, right = slice(None, -1), slice(1, None)
-    inner = hermite(*(y[..., s, :, :] for y in (values, slope) for s in (left, right)), x)
+    a, b, u, v = (y[..., s, :, :] for y in (values, slope) for s in (left, right))
+    inner = hermite(a, b, u, v, x)
     return torch.cat([inner.flatten(-3, -2), nodes[..., -1:, :]], -2)
 
 

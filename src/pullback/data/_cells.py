@@ -58,5 +58,5 @@ def cells(num_cells: int = 1000, num_genes: int = 200, random_state: int = 0) ->
     mean = depth[:, None] * base * np.exp(gain * change[:, program] * (program < 3))
     counts = random.poisson(random.gamma(DISPERSION, mean / DISPERSION))
     names = tuple(f"{PROGRAMS[k]} {i}" for i, k in enumerate(program))
-    numbers = (torch.from_numpy(x.astype(np.float32)) for x in (counts, depth, time))
-    return Cells(*numbers, torch.from_numpy(branch), names)
+    as_tensor = [torch.from_numpy(x.astype(np.float32)) for x in (counts, depth, time)]
+    return Cells(as_tensor[0], as_tensor[1], as_tensor[2], torch.from_numpy(branch), names)

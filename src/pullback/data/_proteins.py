@@ -56,14 +56,12 @@ def proteins(path: str | os.PathLike[str] | None = None) -> Proteins:
         44
     """
     found = locate("WW domain alignment", path, find=_find, collection=None, download=False)
-    shipped = _shipped() if found is None else None
-    if found is None and shipped is None:
+    file = _shipped() if found is None else found.path
+    if file is None:
         letters, names = _generated()
         return Proteins(letters, names, LETTERS, announce(STANDIN, REMEDY), "generated, no terms", True)
-    file, source = (
-        (shipped, "WW domain alignment, as logomaker ships it.") if found is None else (found.path, found.source)
-    )
     letters, names = read_fasta(file)
+    source = "WW domain alignment, as logomaker ships it." if found is None else found.source
     return Proteins(letters, names, LETTERS, source, LICENCE, False)
 
 

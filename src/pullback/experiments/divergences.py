@@ -88,7 +88,7 @@ def _paths(name: str, settings: Settings) -> dict[str, dict[str, Any]]:
     for title, metric in metrics.items():
         say("divergences", f"{name}: {title}")
         path = toy.geodesics(metric(decoder), codes, settings.toy)
-        outside = share_outside(path.curve.resample(1025), decoder.support)
+        outside = share_outside(path.curve.resample(1025), decoder.support)  # pyright: ignore[reportArgumentType]
         found[title] = {
             "leave": int((outside > 0.02).sum()),
             "outside": float(outside.mean()),

@@ -47,7 +47,7 @@ CODES_SHOWN = 1500
 
 def look() -> AbstractContextManager[None]:
     """Inside, matplotlib draws as all figures of the report are drawn."""
-    return rc_context(LOOK)
+    return rc_context(LOOK)  # pyright: ignore[reportArgumentType]
 
 
 def latent(

@@ -139,7 +139,7 @@ def opposite_pairs(model: Model, settings: Settings = PAPER) -> tuple[Tensor, Te
 class Traversals:
     """Curves between the pairs, as they are and sampled at equal times."""
 
-    curve: pb.Curve
+    curve: Any
     codes: Tensor  # (pairs, frames, 2)
     converged: Tensor  # (pairs,)
 

@@ -48,7 +48,7 @@ def straight(a: Tensor, b: Tensor, metric: pb.Metric | None = None) -> pb.CubicS
     pace.
     """
     line = pb.CubicSpline.straight(a, b, 3)
-    return line if metric is None else line.constant_speed(metric, num_points=513)
+    return line if metric is None else line.constant_speed(metric, num_points=513)  # pyright: ignore[reportReturnType]
 
 
 def keeping_to(support: pb.Support, lattice: pb.Lattice) -> pb.Lattice:

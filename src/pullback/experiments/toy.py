@@ -144,7 +144,7 @@ class Panel:
     kind: str
     metric: pb.FisherRaoMetric
     codes: Tensor
-    curve: pb.Curve
+    curve: Any
     leaves: Tensor
     numbers: dict[str, Any]
 
@@ -179,7 +179,8 @@ def _panels(settings: Settings) -> Iterator[Panel]:
         found = ways(metric, codes, settings)
         with torch.no_grad():
             excess = pb.energy(metric, theirs.curve, num_segments=4096) / found.length.square()
-        leaves = (~decoder.support.contains(theirs.curve.resample(1025))).any(-1)
+        support: Any = decoder.support
+        leaves = (~support.contains(theirs.curve.resample(1025))).any(-1)
         counts = _counts(theirs.converged, leaves) | {"median_energy_ratio": float(excess.median())}
         yield Panel(name, "recipe", metric, codes, theirs.curve, leaves, counts)
         numbers = _counts(found.converged, found.leaves) | found.numbers
@@ -213,7 +214,7 @@ class Ways:
         ring: lengths of the shortest path found that keeps to the data.
     """
 
-    curve: pb.Curve
+    curve: Any
     length: Tensor
     converged: Tensor
     leaves: Tensor

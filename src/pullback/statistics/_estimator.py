@@ -90,7 +90,7 @@ class Estimator(BaseEstimator, abc.ABC):
         """How paths are found, by the parameters `metric`, `init`, `solver` and `rtol`."""
         rtol = getattr(self, "rtol", DEFAULT_RTOL) if rtol is None else rtol
         metric = Flat() if self.metric is None else self.metric
-        return Paths(metric, getattr(self, "init", None), getattr(self, "solver", None), rtol)
+        return Paths(metric, getattr(self, "init", None), getattr(self, "solver", None), rtol or DEFAULT_RTOL)
 
     def _codes(self, X: Any, *, reset: bool = False, **checks: Any) -> Tensor:
         """Checks codes ``(n, d)`` as scikit-learn does, and returns them as a tensor; `reset` when fitting.

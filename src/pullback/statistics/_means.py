@@ -159,7 +159,7 @@ class Balance:
         settled = (stays | ~moving)[self.labels] & (self.expansion.inner <= enough * self.expansion.energy)
         size = _quadratic(M, step).clamp_min(0).sqrt()
         length = moving * (_LONGEST * before.sqrt() / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(1.0)
-        eps = 64 * torch.finfo(step.dtype).eps
+        eps, good = 64 * torch.finfo(step.dtype).eps, torch.ones_like(moving)
         for _ in range(_HALVINGS):
             reach = self._along(length[:, None] * step, length * size)
             trial = self.star.moved(reach[self.labels], torch.where(settled, 0, length[self.labels]))
