@@ -145,7 +145,7 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
         for num_rounds in range(1, self.max_iter + 1):
             labels, centers, rays = _fill(paths, codes, labels, centers, rays, lower)
             found = Balance.of(paths, rays, labels, torch.ones_like(codes[:, 0]), centers)
-            found.descend(self.rtol, 1 + _STEPS_PER_ROUND)
+            found.descend(self.rtol, 2 if found.mostly_kinked else 1 + _STEPS_PER_ROUND)
             own = found.expansion.energy.clamp_min(0).sqrt().nan_to_num(torch.inf)
             # no distance has fallen by more than its center has moved; that to a code's own center is known
             lower = (lower - paths.distances(centers, found.centers)).clamp_min(0)

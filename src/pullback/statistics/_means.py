@@ -84,6 +84,11 @@ class Balance:
         """What the errors of the logarithms may contribute to the residual, ``(k,)``."""
         return _ratio(self._sum((self.share * self._errors()).square()).sqrt(), self.variance.sqrt())
 
+    @property
+    def mostly_kinked(self) -> bool:
+        """Whether second derivatives say little: most paths cross kinks of the decoder."""
+        return bool(self.kinked.double().mean() > 0.5)
+
     def rests(self, rtol: float) -> bool:
         """Whether the residuals are below `rtol`, or no step helps."""
         return not self._moving(rtol).any()
@@ -192,7 +197,7 @@ class Balance:
 
     def _replace(self, new: Star) -> None:
         promise = (self._promise() / self.variance.clamp_min(torch.finfo(self.share.dtype).tiny)).amax()
-        exact = bool(_LAST < promise <= _NEAR)
+        exact = bool(_LAST < promise <= _NEAR) and not self.mostly_kinked
         self.star, self.expansion = new, new.expand(exact)
         self.num_steps += 1
         self.centers = self.centers.index_copy(0, self.labels, new.centers)
