@@ -77,7 +77,7 @@ def _tensors(name: str, settings: Settings) -> dict[str, float]:
 
 
 def _apart(M: Tensor, exact: Tensor) -> float:
-    return float(((M - exact).norm(dim=(-2, -1)) / exact.norm(dim=(-2, -1))).max())
+    return float(((M - exact).norm(dim=(-2, -1)) / exact.norm(dim=(-2, -1))).max().detach())
 
 
 def _paths(name: str, settings: Settings) -> dict[str, dict[str, Any]]:
