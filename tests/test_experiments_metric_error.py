@@ -91,7 +91,7 @@ def test_sampled_divergences_agree_with_the_closed_form(absolute):
 @pytest.mark.usefixtures("_offline")
 def test_run_finds_no_negative_determinant_on_our_routes(tmp_path):
     report = metric_error.run(tmp_path, TINY)
-    for routes in report.numbers["radii"].values():
+    for routes in report.numbers["units"].values():
         for route in (metric_error.OURS, metric_error.EXACT):
             assert routes[route]["negative"] == routes[route]["negative_on_codes"] == 0
         assert set(routes) == set(metric_error.TITLES)

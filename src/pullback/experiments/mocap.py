@@ -171,7 +171,7 @@ def _route(model: Model, route: str, a: Tensor, b: Tensor, settings: Settings) -
     if route == "reweighted":
         # Its slider has a kink between any two centers, on which refinement does not pay.
         rough = pb.GaussNewton(rtol=1e-2, max_segments=128, max_steps=ROUGH_STEPS)
-        return shorter(*both_ways(metric, lattice, model.support, a, b, rough))
+        return shorter(*both_ways(metric, lattice, model.reweighted, a, b, rough))
     path = pb.geodesic(metric, a, b, init=lattice, solver=solver)
     return path.curve, path.converged
 

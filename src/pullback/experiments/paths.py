@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -12,6 +13,8 @@ import pullback as pb
 
 LINE_POINTS = 17
 NEIGHBOR = 10
+# Of the paper's slider: below, the decoder has not faded.
+CERTAIN = 0.5
 # Points of the graph's paths where the solver starts.
 START_POINTS = 257
 
@@ -33,7 +36,7 @@ def share_outside(points: Tensor, support: pb.Support) -> Tensor:
     return by_latent_length(points, lambda z: (~support.contains(z)).double())
 
 
-def by_latent_length(points: Tensor, value) -> Tensor:
+def by_latent_length(points: Tensor, value: Callable[[Tensor], Tensor]) -> Tensor:
     """The mean of a function of codes ``(n, d)`` along curves ``(n, m, d)``, each piece by its latent length, shape
     ``(n,)``.
     """
@@ -51,20 +54,24 @@ def straight(a: Tensor, b: Tensor, metric: pb.Metric | None = None) -> pb.CubicS
     return line if metric is None else line.constant_speed(metric, num_points=513)  # pyright: ignore[reportReturnType]
 
 
-def keeping_to(support: pb.Support, lattice: pb.Lattice) -> pb.Lattice:
-    """The part of a lattice whose nodes lie on the support: its paths never leave the data."""
-    inside = sparse.diags_array(support.contains(lattice.nodes).double().numpy())
-    weights = sparse.csr_array(inside @ lattice.weights @ inside)
+def keeping_to(inside: Callable[[Tensor], Tensor], lattice: pb.Lattice) -> pb.Lattice:
+    """The part of a lattice whose nodes ``(n, d)`` lie inside: its paths never leave the data."""
+    kept = sparse.diags_array(inside(lattice.nodes).double().numpy())
+    weights = sparse.csr_array(kept @ lattice.weights @ kept)
     weights.eliminate_zeros()
     return replace(lattice, weights=weights)
 
 
 def both_ways(
-    metric: pb.Metric, lattice: pb.Lattice, support: pb.Support, a: Tensor, b: Tensor, solver: pb.Solver
+    metric: pb.Metric, lattice: pb.Lattice, decoder: pb.Reweighted, a: Tensor, b: Tensor, solver: pb.Solver
 ) -> tuple[pb.Geodesic, pb.Geodesic]:
-    """Geodesics from the lattice's shortest paths, and from its shortest paths that keep to the support."""
-    starts = (lattice, keeping_to(support, lattice).paths(a, b, START_POINTS))
-    first, second = (pb.geodesic(metric, a, b, init=start, solver=solver, support=support) for start in starts)
+    """Geodesics from the lattice's shortest paths, and from its shortest paths where the decoder is certain.
+
+    What the support contains would be too much: the slider reaches the void before the support ends.
+    """
+    certain = keeping_to(lambda z: decoder.slider(z) < CERTAIN, lattice)
+    starts = (lattice, certain.paths(a, b, START_POINTS))
+    first, second = (pb.geodesic(metric, a, b, init=s, solver=solver, support=decoder.support) for s in starts)
     return first, second
 
 
