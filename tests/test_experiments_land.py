@@ -16,7 +16,7 @@ from pullback.experiments.poses import Training
 
 TINY = replace(
     land.PAPER,
-    training=Training(num_steps=60, num_fine_steps=10, num_centers=60, every=20),
+    training=Training(num_steps=250, num_fine_steps=50, num_centers=80, every=20),
     num_codes=40,
     every_held_out=3,
     mixtures=(2,),
@@ -24,7 +24,7 @@ TINY = replace(
     max_iter=1,
     max_iter_exact=1,
     num_points_exact=48,
-    grid=25,
+    grid=40,
     num_nodes=900,
     quadrature=60,
     check=40,
