@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-
 import pytest
 import torch
 from torch.distributions import MultivariateNormal, Normal
 
 import pullback as pb
-from pullback.data import motion
-from pullback.experiments import land, poses
-from pullback.experiments.poses import Training
-
-TINY = replace(
-    land.PAPER,
-    training=Training(num_steps=250, num_fine_steps=50, num_centers=80, every=20),
-    num_codes=40,
-    every_held_out=3,
-    mixtures=(2,),
-    num_points=64,
-    max_iter=1,
-    max_iter_exact=1,
-    num_points_exact=48,
-    grid=40,
-    num_nodes=900,
-    quadrature=60,
-    check=40,
-    resolution=6,
-)
-
-
-@pytest.fixture
-def _offline(monkeypatch):
-    monkeypatch.delenv("PULLBACK_DATA", raising=False)
-    monkeypatch.setattr(poses.data, "motion", partial(motion, download=False))
+from pullback.experiments import land
 
 
 @pytest.fixture
@@ -94,19 +66,3 @@ def test_errors_allow_for_values_that_are_alike():
 def test_shares_are_masses_of_the_smallest_regions():
     logp = torch.tensor([[0.1, 0.4], [0.3, 0.2]], dtype=torch.float64).log()
     torch.testing.assert_close(torch.from_numpy(land._shares(logp)), torch.tensor([[1.0, 0.4], [0.7, 0.9]]).double())
-
-
-@pytest.mark.usefixtures("_offline")
-def test_run_compares_densities_on_held_out_codes(tmp_path):
-    report = land.run(tmp_path, TINY)
-    scores = report.numbers["held_out"]
-    lands = {"volume", "dz 1", "dz 2", "dz 1 exact"} | ({"paper"} & set(scores))
-    assert set(scores) == {*lands, "gaussian over paper", "gaussian over volume", "gaussian 1", "gaussian 2"}
-    for name in lands:
-        rival = scores[f"gaussian {scores[name]['components']}"]
-        assert scores[name]["gain"] == pytest.approx(scores[name]["dz"] - rival["dz"], abs=1e-9)
-        assert scores[name]["standard_error"] > 0
-    for name, row in report.numbers["same_base"].items():
-        assert row["gain"] == pytest.approx(scores[name]["dz"] - scores[f"gaussian over {name}"]["dz"], abs=1e-9)
-    assert report.figures[0].read_bytes().startswith(b"\x89PNG")
-    assert report.write(tmp_path).exists()

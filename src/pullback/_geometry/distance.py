@@ -88,12 +88,17 @@ def squared_distance(
     return differentiable_energy(metric, path, a, b)
 
 
-def differentiable_energy(metric: Metric, path: Geodesic, a: Tensor, b: Tensor) -> Float[Tensor, "*batch"]:
-    """The energies of solved paths as functions of their end points and of the decoder."""
+def differentiable_energy(
+    metric: Metric, path: Geodesic, a: Tensor, b: Tensor, *, refuse: bool = True
+) -> Float[Tensor, "*batch"]:
+    """The energies of solved paths as functions of their end points and of the decoder.
+
+    With `refuse`, gradients that still change with the number of segments raise; else the caller judges them.
+    """
     batch, d = path.length.shape, a.shape[-1]
     start, stop = (z.expand(*batch, d).reshape(-1, d) for z in (a, b))
     rows = _levels(path)
-    parts = [_along(metric, path, index, T, start[index], stop[index]) for T, index in rows]
+    parts = [_along(metric, path, index, T, start[index], stop[index], refuse) for T, index in rows]
     order = torch.cat([index for _, index in rows]).argsort()
     return torch.cat(parts)[order].reshape(batch)
 
@@ -126,7 +131,7 @@ def _levels(path: Geodesic) -> list[tuple[int, Tensor]]:
     return [(T, (levels == T).nonzero()[:, 0]) for T in levels.unique().tolist()]
 
 
-def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor) -> Tensor:
+def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor, refuse: bool) -> Tensor:
     """Squared distances of the pairs at `index` that depend on their end points and on the decoder.
 
     Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is kept as it is, and
@@ -139,7 +144,7 @@ def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor,
     with torch.no_grad(), unvalidated():
         value = romberg(*(chords.energy(nodes) for nodes in solved))[0]
     agree = (value - found).abs() <= _AGREEMENT * found
-    doubt = _doubt(chords, solved, fixed, agree)
+    doubt = _doubt(chords, solved, fixed, agree) if refuse else torch.zeros_like(found)
     rows, parts = [agree.nonzero()[:, 0], (~agree).nonzero()[:, 0]], []
     if len(rows[0]):
         ds2 = (_differentiable_chords(chords, nodes, rows[0], start, stop) for nodes in solved)

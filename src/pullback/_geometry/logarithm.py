@@ -256,7 +256,8 @@ def _by_gradient(metric: Metric, path: Geodesic, found: _Velocities, index: Tens
     ends = path.curve.points.reshape(-1, *path.curve.points.shape[-2:])[:, [0, -1]]
     with torch.enable_grad():
         start = ends[:, 0].detach().clone().requires_grad_()
-        square = differentiable_energy(metric, path, start.reshape(*path.length.shape, -1), path.curve.end).flatten()
+        begin = start.reshape(*path.length.shape, -1)
+        square = differentiable_energy(metric, path, begin, path.curve.end, refuse=False).flatten()
         (slope,) = torch.autograd.grad(square[index].sum(), start)
     energy, momentum = square.detach()[index], -0.5 * slope[index]
     found.update(metric, Extremals(index, energy, found.bound[index] ** 2, momentum, torch.zeros_like(energy)))
