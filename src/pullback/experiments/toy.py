@@ -156,7 +156,7 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
         figure = draw(panels, settings)
         caption = "Untrained decoders over generated codes; no data."
         png = save_figure(figure, out, "toy", caption=caption)
-        wide = save_figure(draw_wide(panels, settings), out, "toy-wide", dpi=110)
+        wide = save_figure(draw_wide(panels, settings), out, "toy-wide", dpi=96)
     numbers = {name: {p.kind: p.numbers for p in panels if p.family == name} for name in FAMILIES}
     return Report(
         name="toy",
