@@ -164,7 +164,6 @@ def _leave_compiled_code(undo: contextlib.ExitStack) -> None:
     undo.enter_context(torch.compiler.set_stance("force_eager"))
 
 
-_plain_kernels = SharedSetting(_choose_plain_kernels)
 _eager_code = SharedSetting(_leave_compiled_code)
 
 unvalidated = SharedSetting(_switch_validation_off)
@@ -182,5 +181,7 @@ def differentiable_kernels(*, plain: bool = False) -> Iterator[None]:
         if "torch._dynamo" in sys.modules:
             stack.enter_context(_eager_code())
         if plain:
-            stack.enter_context(_plain_kernels())
+            # Some of these settings belong to a thread and some to all: one thread at a time, each with its own.
+            stack.enter_context(_FORWARD_MODE)
+            _choose_plain_kernels(stack)
         yield

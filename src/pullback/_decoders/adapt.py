@@ -131,8 +131,7 @@ def _parameters(output: Any) -> list[Tensor]:
 
 def _build(family: Family, parameters: list[Tensor]) -> Distribution:
     if not isinstance(family, type):
-        make: Any = family
-    return make(*parameters)
+        return family(*parameters)
     x = parameters[0]
     if issubclass(family, _LOGITS):
         return family(logits=x)
@@ -140,5 +139,5 @@ def _build(family: Family, parameters: list[Tensor]) -> Distribution:
         return family(x, (0.5 * parameters[1]).exp() if len(parameters) > 1 else torch.ones_like(x))
     if issubclass(family, _RATES):
         return family(x.exp())
-    make: Any = family
-    return make(*parameters)
+    any_family: Any = family
+    return any_family(*parameters)
