@@ -29,7 +29,7 @@ html_css_files = ["custom.css"]
 
 # Every snippet is run at every build, and one that raises or warns fails the build.
 nb_execution_mode = "force"
-nb_execution_timeout = 300
+nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
