@@ -145,7 +145,7 @@ def test_public_names_are_documented(name, member):
     assert len(text) > 20, f"pullback.{name} has no docstring"
     assert "TODO" not in text
     pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
-    assert re.search(rf"^\.\. auto\w+:: {name}(\(.*\))?$", pages, re.MULTILINE), (
+    assert re.search(rf"^\.\. auto\w+:: (pullback\.)?{name}(\(.*\))?$", pages, re.MULTILINE), (
         f"docs/api has no entry for pullback.{name}"
     )
 
