@@ -234,7 +234,7 @@ def ways(metric: pb.FisherRaoMetric, codes: Tensor, settings: Settings = PAPER) 
     lattice = pb.Lattice.fit(metric, codes, num_nodes=settings.num_nodes)
     solver = pb.GaussNewton(rtol=1e-3, max_segments=settings.max_segments)
     straight = pb.geodesic(metric, a, b, solver=solver, support=support)
-    found = [*both_ways(metric, lattice, metric.decoder, a, b, solver), straight]
+    found = [*both_ways(metric, lattice, metric.decoder, a, b, solver), straight]  # pyright: ignore[reportArgumentType]
     length = torch.stack([path.length for path in found])
     leaves = torch.stack([torch.as_tensor(path.leaves_support) for path in found])
     points = torch.stack([path.curve.resample(2049) for path in found])
