@@ -5,8 +5,8 @@ derivatives of the whole batch, vectorized with `torch.vmap` over the ``d`` tang
 instead fails for decoders (torch's distributions branch on values) and is hundreds of times slower.
 
 First derivatives are taken in forward mode, in which a few operations are rewritten (see `pullback._autodiff.rewrites`).
-On networks 64-64-784 and on transposed convolutions, d = 2, 8, 32, it takes 0.5 to 1 times the time of two reverse sweeps
-(0.9 in the median), and 0.4 to 0.9 times that of one direction after the other. Maps with an operation that has no
+On networks 64-64-784 and on transposed convolutions, d = 2, 8, 32, it takes 0.5 to 0.9 times the time of two reverse sweeps
+(up to 1.5 times for batches of 64 codes with d = 2), and 0.4 to 0.9 times that of one direction after the other. Maps with an operation that has no
 forward-mode rule take the two reverse sweeps (``forward=False``). Second derivatives are taken in reverse mode.
 """
 
