@@ -2,9 +2,9 @@ r"""Other ways to find geodesics, each as good as its published form allows.
 
 - `georce`: the iteration of Rygaard & Hauberg 2025, *GEORCE: a fast new control algorithm for computing geodesics*, written from
   its formulas. The energy is :math:`T \sum_i u_i^\top G(x_i) u_i` with the metric at the left end of each step
-  :math:`u_i = x_{i+1} - x_i`. With G and the exact gradients :math:`\nu_i = \nabla_x u_i^\top G(x) u_i` frozen, the minimiser that joins
+  :math:`u_i = x_{i+1} - x_i`. With G and the exact gradients :math:`\nu_i = \nabla_x u_i^\top G(x) u_i` frozen, the minimizer that joins
   the end points is :math:`u_i = -\frac12 G_i^{-1}(\mu + \sum_{j>i} \nu_j)`, where :math:`\mu` is fixed by :math:`\sum_i u_i = b - a`;
-  a backtracking line search leads towards it. It is given more than its paper does: curves that are done leave the batch,
+  a backtracking line search leads toward it. It is given more than its paper does: curves that are done leave the batch,
   and it stops by the same rule as our solver instead of at a fixed norm of the gradient.
 - `lbfgs`: scipy's L-BFGS-B on the nodes of the symmetric chord energy, one pair at a time.
 - `stochman`: stochman 0.3.0's ``connecting_geodesic`` as it comes (Adam on a cubic spline, 150 steps, 20 points), with the energy
@@ -104,7 +104,7 @@ class Georce:
         return Outcome(self.nodes, converged, self.work.num_calls, self.work.num_decoded)
 
     def _direction(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """From the curves ``x`` to the minimisers of the frozen problem, and the energy's slope along that."""
+        """From the curves ``x`` to the minimizers of the frozen problem, and the energy's slope along that."""
         T, u = x.shape[1] - 1, x.diff(dim=1)
         G = self._tensor(x[:, :-1])
         nu = self._gradient(x[:, :-1], u)

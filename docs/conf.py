@@ -10,7 +10,7 @@ import pullback
 
 project = "pullback"
 author = "The pullback developers"
-copyright = "the pullback developers, MIT licence"
+copyright = "the pullback developers, MIT license"
 release = version = pullback.__version__
 
 extensions = [

@@ -45,7 +45,7 @@ def box(low: list[float], high: list[float]) -> Points:
 def line(
     name: str, family: Callable[[Tensor], torch.distributions.Distribution], chart: Callable, inverse: Callable
 ) -> Problem:
-    """A family of one parameter: a line with the variance-stabilising coordinate `chart`, whose inverse is `inverse`."""
+    """A family of one parameter: a line with the variance-stabilizing coordinate `chart`, whose inverse is `inverse`."""
 
     def path(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
         return inverse(torch.lerp(chart(a)[:, None], chart(b)[:, None], t[:, None]))

@@ -73,7 +73,7 @@ def straight(n: int) -> Tensor:
 
 @pytest.mark.parametrize("num_segments", [1, 2, 7, 64])
 def test_great_circle_has_the_energy_of_the_closed_form_at_any_resolution(num_segments):
-    """Rao distances add up along a geodesic, so nothing is lost to discretisation: length 2θ and energy 4θ²."""
+    """Rao distances add up along a geodesic, so nothing is lost to discretization: length 2θ and energy 4θ²."""
     points = great_circle(num_segments + 1)
     torch.testing.assert_close(pb.length(GreatCircle(simplex), points), 2 * angle(), rtol=1e-9, atol=0)
     torch.testing.assert_close(pb.energy(GreatCircle(simplex), points), 4 * angle() ** 2, rtol=1e-9, atol=0)

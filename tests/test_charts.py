@@ -25,7 +25,7 @@ class Form:
     name: str
     metric: pb.Metric
     ambient: Callable[[Tensor], Tensor]
-    centre: Tensor
+    center: Tensor
     sign: int
     radius: float
 
@@ -62,8 +62,8 @@ class Form:
         return self.pull(z, tangent * size / self.product(tangent, tangent).sqrt())
 
     def draw(self, n: int, longest: float) -> tuple[Tensor, Tensor]:
-        """Points near the centre, and velocities up to the given length."""
-        z = self.centre + 0.1 * torch.randn(n, len(self.centre), dtype=DOUBLE)
+        """Points near the center, and velocities up to the given length."""
+        z = self.center + 0.1 * torch.randn(n, len(self.center), dtype=DOUBLE)
         v = torch.randn_like(z)
         return z, v * (longest * torch.linspace(0.2, 1, n, dtype=DOUBLE) / self.metric.norm(z, v))[:, None]
 
@@ -74,9 +74,9 @@ def hyperboloid(mu: Tensor, sigma: Tensor) -> Tensor:
     return torch.stack([x / sigma, (1 - square) / (2 * sigma), (1 + square) / (2 * sigma)], -1)
 
 
-def normal(name: str, chart: Callable[[Tensor], tuple[Tensor, Tensor]], centre: list[float]) -> Form:
+def normal(name: str, chart: Callable[[Tensor], tuple[Tensor, Tensor]], center: list[float]) -> Form:
     metric = pb.FisherRaoMetric(lambda z: Normal(*chart(z)))
-    return Form(name, metric, lambda z: hyperboloid(*chart(z)), torch.tensor(centre, dtype=DOUBLE), -1, 2**0.5)
+    return Form(name, metric, lambda z: hyperboloid(*chart(z)), torch.tensor(center, dtype=DOUBLE), -1, 2**0.5)
 
 
 def disc(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,14 +95,14 @@ def orthogonal(z: Tensor) -> Tensor:
     return torch.cat([z, (1 - z.square().sum(-1, keepdim=True)).sqrt()], -1)
 
 
-def sphere(name: str, embed: Callable[[Tensor], Tensor], centre: list[float]) -> Form:
+def sphere(name: str, embed: Callable[[Tensor], Tensor], center: list[float]) -> Form:
     metric = pb.EuclideanMetric(lambda z: Normal(embed(z), 1.0))
-    return Form(name, metric, embed, torch.tensor(centre, dtype=DOUBLE), 1, 1.0)
+    return Form(name, metric, embed, torch.tensor(center, dtype=DOUBLE), 1, 1.0)
 
 
 def simplex(name: str, family: Callable[[Tensor], Distribution], probs: Callable[[Tensor], Tensor], k: int) -> Form:
-    centre = torch.zeros(k - 1, dtype=DOUBLE)
-    return Form(name, pb.FisherRaoMetric(family), lambda z: probs(z).sqrt(), centre, 1, 2.0)
+    center = torch.zeros(k - 1, dtype=DOUBLE)
+    return Form(name, pb.FisherRaoMetric(family), lambda z: probs(z).sqrt(), center, 1, 2.0)
 
 
 def softmax(z: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ FORMS = [
 
 
 def longest(form: Form) -> float:
-    """Up to 2, within half of what the chart covers around its centre."""
+    """Up to 2, within half of what the chart covers around its center."""
     return {"sphere from above": 0.9, "sphere in angles": 1.0}.get(form.name, 2.0 if form.sign < 0 else 0.8)
 
 
@@ -185,7 +185,7 @@ def test_products_are_walked_factor_by_factor():
 
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[2], FORMS[6]], ids=str)
-def test_mean_of_points_symmetric_about_a_centre(form):
+def test_mean_of_points_symmetric_about_a_center(form):
     z, v = (x[-1:] for x in form.draw(3, 0.8))
     w = torch.randn(2, z.shape[-1], dtype=DOUBLE)
     v = torch.cat([v, w * 0.5 / form.metric.norm(z.expand_as(w), w)[:, None]])

@@ -78,7 +78,7 @@ def test_several_seeds_are_run_in_a_row_and_their_spread_is_told(tmp_path, capsy
 def test_unknown_names_and_options_are_refused(tmp_path, capsys):
     for arguments in (
         ["reproduce", "poisson"],
-        ["reproduce", "toy", "--colour", "red"],
+        ["reproduce", "toy", "--color", "red"],
         ["reproduce", "toy", "--size", "many"],
     ):
         with pytest.raises(SystemExit) as stop:

@@ -113,7 +113,7 @@ def test_multivariate_normals(n):
     torch.testing.assert_close(found, torch.full_like(found, -n * (n + 1) ** 2 / 4), rtol=1e-9, atol=0)
 
 
-def test_reparametrisation_changes_nothing():
+def test_reparametrization_changes_nothing():
     def bend(z: Tensor) -> Tensor:
         return torch.stack(
             [z[..., 0] + 0.3 * torch.sin(z[..., 1]), z[..., 1] + 0.1 * z[..., 0] ** 2, 2 * z[..., 2]], -1

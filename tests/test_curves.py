@@ -256,7 +256,7 @@ def test_energy_is_at_least_length_squared(metric):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_length_does_not_depend_on_the_parametrisation(kind):
+def test_length_does_not_depend_on_the_parametrization(kind):
     curve, t = pb.CubicSpline(wave()), torch.linspace(0, 1, 1001, dtype=torch.float64)
     slow_then_fast = kind(curve((t + t**2) / 2))
     torch.testing.assert_close(

@@ -114,7 +114,7 @@ def test_download_once(site, cache):
     assert (first.seen == again.seen).all()
 
 
-def test_licence_is_stated(site, caplog):
+def test_license_is_stated(site, caplog):
     pooch.get_logger().addHandler(caplog.handler)
     try:
         data.movielens()

@@ -250,10 +250,10 @@ class Convolutional(nn.Module):
 class RadialBasis(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.centres, self.fall = nn.Parameter(torch.randn(6, D)), nn.Linear(6, 5)
+        self.centers, self.fall = nn.Parameter(torch.randn(6, D)), nn.Linear(6, 5)
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.fall(torch.exp(-(torch.cdist(z.reshape(-1, D), self.centres) ** 2))).reshape(*z.shape[:-1], 5)
+        return self.fall(torch.exp(-(torch.cdist(z.reshape(-1, D), self.centers) ** 2))).reshape(*z.shape[:-1], 5)
 
 
 class Cube(torch.autograd.Function):

@@ -53,7 +53,7 @@ PLANES = {  # information (a (dμ + b dσ)² + c dσ²) / σ²: family, a, b, c
 
 
 def half_plane_geodesic(a: float, b: float, c: float, t: Tensor) -> Tensor:
-    """Points (μ, σ) at t of an arc of a half circle, from angle 0.4 to 2.2, travelled at constant speed."""
+    """Points (μ, σ) at t of an arc of a half circle, from angle 0.4 to 2.2, traveled at constant speed."""
     start, stop = (math.log(math.tan(angle / 2)) for angle in (0.4, 2.2))
     s = start + (stop - start) * t
     x, scale = 0.7 + 1.3 * torch.tanh(s), 1.3 / torch.cosh(s)

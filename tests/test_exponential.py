@@ -114,9 +114,9 @@ def test_acceleration_is_minus_the_christoffel_symbols(name, shown):
 
 def test_acceleration_of_a_decoder_without_third_derivatives():
     """`torch.cdist` can be differentiated once; its square written out, as often as one likes."""
-    centres = torch.randn(5, 2, dtype=DOUBLE)
-    once = Embedded(lambda z: torch.exp(-(torch.cdist(z, centres) ** 2)))
-    often = Embedded(lambda z: torch.exp(-((z[..., None, :] - centres) ** 2).sum(-1)))
+    centers = torch.randn(5, 2, dtype=DOUBLE)
+    once = Embedded(lambda z: torch.exp(-(torch.cdist(z, centers) ** 2)))
+    often = Embedded(lambda z: torch.exp(-((z[..., None, :] - centers) ** 2).sum(-1)))
     z, v = starts()
     torch.testing.assert_close(acceleration(once, z, v), acceleration(often, z, v), rtol=1e-11, atol=1e-11)
 

@@ -236,7 +236,7 @@ def test_composes_with_reweighting():
 def test_refuses_a_decoder_without_a_geometry():
     support = pb.Support.fit(CODES)
     constant = lambda z: Normal(torch.zeros_like(z), 1.0)  # noqa: E731
-    with pytest.raises(ValueError, match=r"The decoder is constant at the centres of the support.* give strength="):
+    with pytest.raises(ValueError, match=r"The decoder is constant at the centers of the support.* give strength="):
         pb.Extrapolated(constant, support)
     assert pb.Extrapolated(constant, support, strength=2.0).strength == 2
     with pytest.raises(pb.DecoderError, match="returned a tensor"):

@@ -240,7 +240,7 @@ def test_same_statistical_model_same_metric(name: str) -> None:
     torch.testing.assert_close(first.tensor(Z), second.tensor(Z), rtol=1e-11, atol=1e-12)
 
 
-PARAMETRISATIONS = {
+PARAMETRIZATIONS = {
     "Normal (μ, σ) and (μ, σ²)": (Normal, lambda m, v: Normal(m, v.sqrt()), lambda m, s: (m, s**2)),
     "Laplace (μ, b) and (μ/b, log b)": (
         Laplace,
@@ -258,9 +258,9 @@ PARAMETRISATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", PARAMETRISATIONS)
+@pytest.mark.parametrize("name", PARAMETRIZATIONS)
 def test_length_does_not_depend_on_the_parameters(name: str) -> None:
-    first, second, change = PARAMETRISATIONS[name]
+    first, second, change = PARAMETRIZATIONS[name]
 
     def curve(t: Tensor) -> tuple[Tensor, Tensor]:
         return 2 + torch.sin(2 * t), 1.5 + torch.cos(3 * t)

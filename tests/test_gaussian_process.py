@@ -122,7 +122,7 @@ def test_steps_bound_the_expected_squared_distance():
     assert gaps[1] < 0.3 * gaps[0]
 
 
-def test_fit_maximises_the_marginal_likelihood():
+def test_fit_maximizes_the_marginal_likelihood():
     """No hyperparameter can be moved to a better value, and a sample's own hyperparameters are found again."""
     torch.manual_seed(3)
     codes = 2 * torch.randn(120, 2, dtype=F64)

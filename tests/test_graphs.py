@@ -322,7 +322,7 @@ def test_code_graph_takes_a_sample_and_forgets_duplicates():
     assert torch.equal(small.nodes, pb.CodeGraph.fit(Flat(), codes, max_nodes=50).nodes)
 
 
-def test_more_neighbours_shorten_paths():
+def test_more_neighbors_shorten_paths():
     codes, (a, b) = cloud(400, 4), (cloud(30, 4, seed=1), cloud(30, 4, seed=2))
     lengths = [pb.CodeGraph.fit(Flat(), codes, num_neighbors=k).distances(a, b) for k in (4, 12, 399)]
     assert (lengths[1] <= lengths[0] + 1e-12).all()

@@ -228,7 +228,7 @@ def test_hessian_of_monte_carlo_kl_is_a_score_covariance():
 
 
 @pytest.mark.filterwarnings("ignore:Singular sample detected")
-def test_wishart_by_its_log_normaliser():
+def test_wishart_by_its_log_normalizer():
     """torch's own divergence of exponential families is constant to autodiff in its first argument."""
 
     def decoder(z: Tensor) -> Distribution:
@@ -242,7 +242,7 @@ def test_wishart_by_its_log_normaliser():
     )
     assert ((estimates.mean(0) - exact).abs() <= 5 * estimates.std(0) / 20**0.5).all()
     v = 1e-3 * codes(2).flip(0)
-    steps = pb.FisherRaoMetric(decoder).ds2(z, z + v)  # no embedding: twice the symmetrised divergence
+    steps = pb.FisherRaoMetric(decoder).ds2(z, z + v)  # no embedding: twice the symmetrized divergence
     torch.testing.assert_close(steps, torch.einsum("ni,nij,nj->n", v, exact, v), rtol=1e-2, atol=0)
 
 
@@ -412,7 +412,7 @@ def test_lengths_do_not_depend_on_latent_coordinates(name):
         torch.testing.assert_close(length(other, inverse(curve())), length(metric, curve()), rtol=1e-9, atol=0)
 
 
-PARAMETRISATIONS = {
+PARAMETRIZATIONS = {
     "logits and probabilities": (lambda y: Bernoulli(logits=y), lambda y: Bernoulli(torch.sigmoid(y))),
     "categories": (lambda y: Categorical(logits=y), lambda y: Categorical(y.softmax(-1))),
     "rate and scale": (lambda y: Exponential(pos(y)), lambda y: Exponential(1 / (1 / pos(y)))),
@@ -426,10 +426,10 @@ PARAMETRISATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", PARAMETRISATIONS)
+@pytest.mark.parametrize("name", PARAMETRIZATIONS)
 def test_lengths_do_not_depend_on_the_parameters_of_the_family(name):
     lengths, tensors = [], []
-    for family in PARAMETRISATIONS[name]:
+    for family in PARAMETRIZATIONS[name]:
         metric = pb.FisherRaoMetric(lambda z, family=family: family(h(z)))
         lengths.append(length(metric, curve()))
         tensors.append(metric.tensor(codes()))
@@ -562,7 +562,7 @@ class Skewed(Altered.__base__):
         return (u * v).sum(-1)
 
 
-def centred(M: Tensor, z: Tensor) -> Tensor:
+def centered(M: Tensor, z: Tensor) -> Tensor:
     return M * (1 + (z - z.reshape(-1, z.shape[-1]).mean(0)).square().sum(-1))[..., None, None]
 
 
@@ -576,7 +576,7 @@ BROKEN = {
     "must not be negative": {"step": lambda ds2, a, b: -ds2},
     "must be zero": {"step": lambda ds2, a, b: ds2 + 0.1},
     "Is ds2 a squared length": {"step": lambda ds2, a, b: 0.5 * ds2},
-    "one by one": {"change": centred},
+    "one by one": {"change": centered},
     "must not let a NaN": {"step": lambda ds2, a, b: ds2 + 0 * a.sum()},
     "must transform as a tensor": {"change": lambda M, z: M + torch.eye(2, dtype=F64)},
 }  # fmt: skip

@@ -28,7 +28,7 @@ def codes():
     return torch.rand(30, 2, dtype=torch.float64) * torch.tensor([4.0, 2.0])
 
 
-def test_pixels_show_the_value_at_their_centre(metric):
+def test_pixels_show_the_value_at_their_center(metric):
     drawn = plot.latent(metric, bounds=(0, 4, 0, 2), background=lambda z: z[:, 0] + 10 * z[:, 1], resolution=8)
     assert tuple(drawn.image.get_extent()) == (0, 4, 0, 2)
     assert drawn.image.origin == "lower"
@@ -38,8 +38,8 @@ def test_pixels_show_the_value_at_their_centre(metric):
 
 def test_log_volume_is_the_default_background(metric, codes):
     drawn = plot.latent(metric, codes, bounds=(1, 2, 1, 2), resolution=3)
-    centre = metric.log_volume(torch.tensor([1.5, 1.5], dtype=torch.float64))
-    np.testing.assert_allclose(drawn.image.get_array()[1, 1], centre.item())
+    center = metric.log_volume(torch.tensor([1.5, 1.5], dtype=torch.float64))
+    np.testing.assert_allclose(drawn.image.get_array()[1, 1], center.item())
 
 
 def test_entropy_is_summed_over_features(metric):

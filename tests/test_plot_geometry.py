@@ -135,7 +135,7 @@ def test_density_takes_scikit_learn_models():
     assert len(drawn.levels) == 5
 
 
-def test_clusters_have_the_colours_of_their_labels():
+def test_clusters_have_the_colors_of_their_labels():
     codes, labels = torch.rand(6, 2), torch.tensor([0, 1, 2, 1, 0, -1])
     drawn = plot.clusters(codes, labels, centers=torch.rand(3, 2))
     colors = drawn.codes.get_facecolors()
@@ -173,7 +173,7 @@ def test_draws_on_the_axes_it_is_given(draw, linear, center):
             lambda m: plot.fan(
                 pb.FisherRaoMetric(lambda z: Normal(z[..., :1], 1.0)), torch.zeros(2).double(), length=1.0
             ),
-            "singular at the centre",
+            "singular at the center",
         ),
     ],
 )

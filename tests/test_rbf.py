@@ -13,7 +13,7 @@ F64 = torch.float64
 
 
 def test_is_the_reciprocal_of_a_sum_of_bumps():
-    """One centre, written out: σ = a (w exp(-|z - c|²/2h²) + ε)⁻¹, with w = 1 at the start."""
+    """One center, written out: σ = a (w exp(-|z - c|²/2h²) + ε)⁻¹, with w = 1 at the start."""
     support = support_at(torch.tensor([[1.0, 2.0]], dtype=F64), scale=0.7)
     sigma = pb.RBFPrecision(support, 3, scale=0.4, ceiling=50.0)
     z = torch.randn(2, 5, 2, dtype=F64)
@@ -38,12 +38,12 @@ def test_learns_the_noise_and_keeps_growing_off_the_data():
     true = torch.tensor([0.05, 0.2, 1.0], dtype=F64)
     residuals = true * torch.randn(2000, 3, dtype=F64)
     sigma = pb.RBFPrecision(pb.Support.fit(codes), 3)
-    optimiser = torch.optim.Adam(sigma.parameters(), lr=0.1)
+    optimizer = torch.optim.Adam(sigma.parameters(), lr=0.1)
     for _ in range(200):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = -Normal(0.0, sigma(codes)).log_prob(residuals).sum(-1).mean()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     learned = sigma(codes).detach().median(0).values
     torch.testing.assert_close(learned, true, rtol=0.15, atol=0)
     far = sigma(torch.full((1, 2), 50.0, dtype=F64)).detach()[0]

@@ -100,7 +100,7 @@ def test_tridiagonal_knows_positive_definite_from_indefinite(n):
     assert residual[definite].abs().max() < 1e-6
 
 
-def test_a_broken_system_does_not_touch_its_neighbours():
+def test_a_broken_system_does_not_touch_its_neighbors():
     diagonal, upper, rhs, _ = systems(3, 6, 2)
     alone, _ = solve_tridiagonal(diagonal[1:], upper[1:], rhs[1:])
     diagonal[0, 3] = torch.nan

@@ -29,7 +29,7 @@ def support_at(centers: Tensor, scale: float = 0.7) -> pb.Support:
 
 
 @pytest.mark.parametrize("d", [1, 2, 5])
-def test_distance_is_the_nearest_centre(d: int):
+def test_distance_is_the_nearest_center(d: int):
     centers, z = torch.randn(30, d, dtype=F64), 3 * torch.randn(2, 40, d, dtype=F64)
     expected = (z[..., None, :] - centers).square().sum(-1).amin(-1)
     torch.testing.assert_close(support_at(centers).distance2(z, smooth=False), expected, rtol=1e-12, atol=1e-13)
@@ -66,7 +66,7 @@ def test_smooth_distance_has_no_kinks_and_the_minimum_has():
 
 
 def test_distance_moves_with_the_data():
-    """Rotating and shifting centres and points together changes nothing, also far from the origin."""
+    """Rotating and shifting centers and points together changes nothing, also far from the origin."""
     centers, z = torch.randn(20, 3, dtype=F64), torch.randn(40, 3, dtype=F64)
     rotation, _ = torch.linalg.qr(torch.randn(3, 3, dtype=F64))
     moved = support_at(centers @ rotation.T + 1e5)
@@ -108,7 +108,7 @@ def test_fit_takes_its_settings_from_the_data(shape: tuple[int, int]):
     torch.testing.assert_close(large.distance2(8 * codes), 64 * small.distance2(codes))
 
 
-def test_one_centre_is_the_mean():
+def test_one_center_is_the_mean():
     codes = torch.randn(50, 2, dtype=F64)
     support = pb.Support.fit(codes, 1)
     torch.testing.assert_close(support.centers[0], codes.mean(0))
@@ -128,7 +128,7 @@ def test_follows_dtype_and_state():
 
 
 def test_distance_costs_a_fraction_of_decoding():
-    """With the most centres that a fit chooses, less than a hundredth of the multiplications of a 2-256-256-784 decoder."""
+    """With the most centers that a fit chooses, less than a hundredth of the multiplications of a 2-256-256-784 decoder."""
     net = nn.Sequential(nn.Linear(2, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 784))
     decoder = lambda z: Bernoulli(logits=net(z))  # noqa: E731
     support = support_at(torch.randn(512, 2))

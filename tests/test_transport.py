@@ -25,7 +25,7 @@ CURVATURE = {NORMAL.name: -0.5, SPHERE.name: 1.0, SIMPLEX.name: 0.25}
 class Circle(pb.Curve):
     """Once around a circle in the plane; over the stereographic chart, a circle of latitude."""
 
-    centre: Tensor
+    center: Tensor
     radius: Tensor
 
     @property
@@ -39,7 +39,7 @@ class Circle(pb.Curve):
     def __call__(self, t: Tensor) -> Tensor:
         angle = 2 * torch.pi * t
         unit = torch.stack([torch.cos(angle), torch.sin(angle)], -1)
-        return self.centre[..., None, :] + self.radius[..., None, None] * unit
+        return self.center[..., None, :] + self.radius[..., None, None] * unit
 
     def velocity(self, t: Tensor) -> Tensor:
         return torch.func.jvp(self, (t,), (torch.ones_like(t),))[1]
@@ -66,13 +66,13 @@ def test_holonomy_of_circles_of_latitude():
 
 
 def test_holonomy_in_the_half_plane():
-    """The turn is curvature times area: -½ · 2 · 2π (cosh r - 1), for the circle that is Euclidean with centre (0, √2 cosh r)."""
+    """The turn is curvature times area: -½ · 2 · 2π (cosh r - 1), for the circle that is Euclidean with center (0, √2 cosh r)."""
     r = torch.tensor([0.3, 1.0], dtype=DOUBLE)
     stretch = torch.tensor([2**0.5, 1.0], dtype=DOUBLE)  # (μ, σ) = (√2 x, y) with (x, y) in the half-plane
     metric = pb.FisherRaoMetric(lambda z: NORMAL.metric.decoder(z * stretch))
-    centre = torch.stack([torch.zeros_like(r), torch.cosh(r)], -1)
+    center = torch.stack([torch.zeros_like(r), torch.cosh(r)], -1)
     v = torch.randn(2, 2, dtype=DOUBLE)
-    found = pb.parallel_transport(metric, Circle(centre, torch.sinh(r)), v, rtol=1e-10)
+    found = pb.parallel_transport(metric, Circle(center, torch.sinh(r)), v, rtol=1e-10)
     torch.testing.assert_close(found, turned(v, -2 * math.pi * (torch.cosh(r) - 1)), rtol=0, atol=1e-9)
 
 
@@ -153,7 +153,7 @@ def test_corners_are_no_obstacle():
 
 
 def test_the_rate_is_that_of_the_christoffel_symbols():
-    """Both forms of the connection, against all derivatives of M by polarisation of the textbook formula."""
+    """Both forms of the connection, against all derivatives of M by polarization of the textbook formula."""
     z, v, w = 0.5 * torch.randn(3, 2, dtype=DOUBLE)
     metric = SPHERE.metric
     parts = [christoffel_acceleration(metric, z, x) for x in (v + w, v - w)]

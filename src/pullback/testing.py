@@ -184,7 +184,7 @@ def _nan(metric: Metric, z: Tensor, tolerance: float) -> None:
             continue  # refused with an error: as good
         _require(not torch.isfinite(value[0]).all(), f"{name} must not be finite for a code that is NaN.")
         _require(
-            _close(value[1:], measure(z)[1:], tolerance), f"{name} must not let a NaN in one code reach its neighbours."
+            _close(value[1:], measure(z)[1:], tolerance), f"{name} must not let a NaN in one code reach its neighbors."
         )
 
 

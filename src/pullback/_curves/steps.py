@@ -1,7 +1,7 @@
 """Measuring many short steps at once: every code is decoded once, however many steps it takes part in.
 
 A metric's `ds2` decodes both ends of a step. Along a curve each node ends one step and begins the next, and in a graph it
-has many neighbours; with the metric's embedding it need not be decoded again for each.
+has many neighbors; with the metric's embedding it need not be decoded again for each.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from pullback._typing import Float
 _SLOPE = 3.0
 _MAX_PROBES = 192
 _LINE_POINTS = 7
-_NUM_NEIGHBOURS = 10
+_NUM_NEIGHBORS = 10
 
 
 class Extrapolated(nn.Module):
@@ -58,9 +58,9 @@ class Extrapolated(nn.Module):
     - `decoder`: any decoder; without a `strength` its family needs a rule for `pullback.fisher`.
     - `support`: where the data are.
     - `strength`: the slope :math:`\lambda` of the wall, in units of length in the metric per unit of latent distance. By default
-      it is found from the decoder at the support's centres: three times the median of :math:`\sqrt{\lambda_{\max}(M)}`, or more where
-      that leaves a short cut, namely the smallest slope for which no straight line between two centres that leaves
-      the support is shorter than the way along the data. Centres with no way along the data between them (distant clusters)
+      it is found from the decoder at the support's centers: three times the median of :math:`\sqrt{\lambda_{\max}(M)}`, or more where
+      that leaves a short cut, namely the smallest slope for which no straight line between two centers that leaves
+      the support is shorter than the way along the data. Centers with no way along the data between them (distant clusters)
       do not enter: the path between them has to cross the void, at this slope. Call `calibrate` after the decoder has changed.
       Lengths are those of the Fisher-Rao metric: for one in other units, such as the Euclidean, give your own.
     """
@@ -86,7 +86,7 @@ class Extrapolated(nn.Module):
         speed = torch.linalg.eigvalsh(M)[..., -1].clamp_min(0).sqrt().median()
         if not speed > 0:
             raise ValueError(
-                "The decoder is constant at the centres of the support, so lengths on the data are zero and no wall can be scaled to "
+                "The decoder is constant at the centers of the support, so lengths on the data are zero and no wall can be scaled to "
                 "them. Check that the decoder and the codes belong together, or give strength=."
             )
         self.strength.copy_(torch.maximum(_SLOPE * speed, _closing_slope(self.support, c, M)))
@@ -123,18 +123,18 @@ def _height(support: Support, distance2: Tensor) -> Tensor:
 
 
 def _closing_slope(support: Support, c: Tensor, M: Tensor) -> Tensor:
-    r"""The smallest slope of the wall at which no straight hop between two of the centres c is a short cut.
+    r"""The smallest slope of the wall at which no straight hop between two of the centers c is a short cut.
 
     A hop is a straight line that leaves the support. It climbs to the largest height ρ on it and down again, so it costs at
-    least 2 λ ρ; the way along the data costs the distance in the graph of near centres that see each other within the support.
+    least 2 λ ρ; the way along the data costs the distance in the graph of near centers that see each other within the support.
     """
     peaks = _peaks(support, c)
     inside = peaks <= support.border
     v = c[:, None] - c
     lengths = torch.einsum("ijk,ikl,ijl->ij", v, M, v)
     lengths = (0.5 * (lengths + lengths.mT)).clamp_min(0).sqrt()
-    neighbours = v.square().sum(-1).argsort(-1)[:, : _NUM_NEIGHBOURS + 1]
-    near = torch.zeros_like(inside).scatter_(-1, neighbours, True)
+    neighbors = v.square().sum(-1).argsort(-1)[:, : _NUM_NEIGHBORS + 1]
+    near = torch.zeros_like(inside).scatter_(-1, neighbors, True)
     edges = torch.where((near | near.mT) & inside, lengths, torch.inf)
     along = torch.from_numpy(dijkstra(edges.cpu().numpy(), directed=False)).to(c)
     hops = ~inside & along.isfinite()

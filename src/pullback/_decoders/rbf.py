@@ -18,7 +18,7 @@ from pullback._typing import Float
 class RBFPrecision(nn.Module):
     r"""The standard deviation :math:`\sigma_i(z) = a_i / (\sum_j w_j \exp(-|z - c_j|^2 / 2h^2) + \epsilon)` of D features, trainable.
 
-    Radial basis functions on the support's centres, a linear layer with positive weights w, a reciprocal, and a second linear layer
+    Radial basis functions on the support's centers, a linear layer with positive weights w, a reciprocal, and a second linear layer
     with positive weights a. It starts with :math:`\sigma \approx` `scale` on the data and `ceiling` times that far away.
 
     ```python
@@ -28,7 +28,7 @@ class RBFPrecision(nn.Module):
 
     **Arguments:**
 
-    - `support`: gives the centres and the width h (its `scale`).
+    - `support`: gives the centers and the width h (its `scale`).
     - `num_features`: D.
     - `scale`: the initial standard deviation on the data.
     - `ceiling`: the ratio of the standard deviation far from the data to that on them, at the start; :math:`1/\epsilon`, which is not
@@ -48,7 +48,7 @@ class RBFPrecision(nn.Module):
         self._feature_weights = nn.Parameter(_inverse_softplus(overlap.new_tensor(scale).repeat(num_features)))
 
     def bumps(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch k"]:
-        """The radial basis functions, one for each centre of the support."""
+        """The radial basis functions, one for each center of the support."""
         return torch.exp(-0.5 * self.support.squared_distances(z) / self.support.scale.square())
 
     def forward(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch D"]:

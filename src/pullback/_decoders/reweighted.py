@@ -68,7 +68,7 @@ class Reweighted(nn.Module):
         return self._faded(self.decoder(z), z)
 
     def slider(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
-        """s(z): about 0.001 at the centres of the support, 1 far from them."""
+        """s(z): about 0.001 at the centers of the support, 1 far from them."""
         return translated_sigmoid(self.support.distance2(z, smooth=self.smooth), self.beta)
 
     def _faded(self, p: Distribution, z: Tensor) -> Distribution:

@@ -1,13 +1,13 @@
 r"""Where the data are: a smooth distance from a latent point to the region the codes occupy.
 
-The codes are summarised by k-means centres :math:`c_j`. The paper's distance to the data is the squared distance to the
-nearest centre, :math:`D(z) = \min_j |z - c_j|^2` (Arvanitidis et al. 2022, appendix on uncertainty). It has kinks on the
-borders between the centres' cells, and a metric pulled back through it is discontinuous there. The smooth minimum
+The codes are summarized by k-means centers :math:`c_j`. The paper's distance to the data is the squared distance to the
+nearest center, :math:`D(z) = \min_j |z - c_j|^2` (Arvanitidis et al. 2022, appendix on uncertainty). It has kinks on the
+borders between the centers' cells, and a metric pulled back through it is discontinuous there. The smooth minimum
 
 .. math:: D_h(z) = -h^2 \log \sum_j \exp(-|z - c_j|^2 / h^2), \qquad
           \min_j |z - c_j|^2 - h^2 \log k \le D_h(z) \le \min_j |z - c_j|^2,
 
-with h a little above the spacing of the centres, has none: where they sample a curve or a sheet evenly it is flat along it and
+with h a little above the spacing of the centers, has none: where they sample a curve or a sheet evenly it is flat along it and
 grows like the square of the distance away from them.
 """
 
@@ -33,9 +33,9 @@ class Support(nn.Module):
 
     **Attributes** (buffers, so they follow ``.to`` and ``state_dict``):
 
-    - `origin`, `offsets`: the mean of the k-means centres, shape ``(d,)``, and the centres as seen from it, ``(k, d)``.
+    - `origin`, `offsets`: the mean of the k-means centers, shape ``(d,)``, and the centers as seen from it, ``(k, d)``.
     - `scale`: the smoothing length h of the distance, by default a little above the median distance of a
-      centre to its nearest neighbour.
+      center to its nearest neighbor.
     - `edge`: the value of `distance2` at which the support ends, by default its 99 % quantile over the codes.
     - `spread`: root mean square distance of the codes from their mean, the size of the whole cloud.
     """
@@ -48,7 +48,7 @@ class Support(nn.Module):
 
     def __init__(self, centers: Float[Tensor, "k d"], *, scale: Tensor, edge: Tensor, spread: Tensor):
         super().__init__()
-        # Measured from the centres' mean, |z|² - (2 z·c - |c|²) loses no digits when the cloud lies far from the origin.
+        # Measured from the centers' mean, |z|² - (2 z·c - |c|²) loses no digits when the cloud lies far from the origin.
         self.register_buffer("origin", centers.mean(0))
         self.register_buffer("offsets", centers - centers.mean(0))
         self.register_buffer("scale", scale)
@@ -57,7 +57,7 @@ class Support(nn.Module):
 
     @property
     def centers(self) -> Float[Tensor, "k d"]:
-        """The k-means centres."""
+        """The k-means centers."""
         return self.origin + self.offsets
 
     @classmethod
@@ -75,9 +75,9 @@ class Support(nn.Module):
         **Arguments:**
 
         - `codes`: latent codes of the data, shape ``(n, d)``. The support has their dtype and device.
-        - `num_centers`: k. By default :math:`n^{2/3}`, at most 512: both the centres and the codes of a centre become many.
-        - `scale`: the smoothing length h. By default :math:`1.5^{2/d}` times the median distance between neighbouring
-          centres. Smaller, and the level sets of the distance are bumpy at every centre; larger, and gaps in the data close.
+        - `num_centers`: k. By default :math:`n^{2/3}`, at most 512: both the centers and the codes of a center become many.
+        - `scale`: the smoothing length h. By default :math:`1.5^{2/d}` times the median distance between neighboring
+          centers. Smaller, and the level sets of the distance are bumpy at every center; larger, and gaps in the data close.
         - `quantile`: the share of the codes that lie inside the `edge` of the support.
         - `random_state`: seed of k-means.
         """
@@ -96,7 +96,7 @@ class Support(nn.Module):
     def distance2(self, z: Float[Tensor, "*batch d"], *, smooth: bool = True) -> Float[Tensor, "*batch"]:
         r"""Squared distance to the data: the smooth minimum :math:`D_h(z)`, or with ``smooth=False`` the paper's D(z).
 
-        The smooth minimum may be negative between close centres; only its differences and its level sets matter.
+        The smooth minimum may be negative between close centers; only its differences and its level sets matter.
         """
         if not smooth:
             return self.squared_distances(z).amin(-1).clamp_min(0)
@@ -105,7 +105,7 @@ class Support(nn.Module):
         return z.square().sum(-1) - h2 * _logsumexp(scores)
 
     def squared_distances(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch k"]:
-        """The squared distance to each centre."""
+        """The squared distance to each center."""
         return squared_distances(z - self.origin, self.offsets)
 
     def matching(self, decoder: object) -> Support:
@@ -142,7 +142,7 @@ def squared_distances(z: Float[Tensor, "*batch d"], points: Float[Tensor, "k d"]
 def translated_sigmoid(distance2: Tensor, beta: float | Tensor, c: float = 7.0) -> Tensor:
     r"""The paper's slider from 0 on the data to 1 far away: :math:`\mathrm{sigmoid}(D / b - c)`, :math:`b = \mathrm{softplus}(\beta)`.
 
-    It is :math:`\mathrm{sigmoid}(-7) \approx 10^{-3}` at the centres and one half where the squared distance is 7 b. Arvanitidis et
+    It is :math:`\mathrm{sigmoid}(-7) \approx 10^{-3}` at the centers and one half where the squared distance is 7 b. Arvanitidis et
     al. 2022, appendix on uncertainty; Detlefsen et al. 2019.
     """
     width = nn.functional.softplus(torch.as_tensor(beta, dtype=distance2.dtype, device=distance2.device))
@@ -174,7 +174,7 @@ def _num_centers(num_codes: int, num_distinct: int, num_centers: int | None) -> 
     if not 1 <= num_centers <= num_distinct:
         raise ValueError(
             f"num_centers is {num_centers}, but there are {num_distinct} distinct codes (of {num_codes}). Ask for between 1 "
-            "and that many centres, leave num_centers out, or encode more of the data."
+            "and that many centers, leave num_centers out, or encode more of the data."
         )
     return num_centers
 
@@ -199,7 +199,7 @@ def _automatic_scale(centers: Tensor, codes: Tensor) -> Tensor:
         return (codes - centers).square().sum(-1).mean().sqrt().detach()
     squares = (centers[:, None, :] - centers).square().sum(-1)
     spacing = squares.fill_diagonal_(torch.inf).amin(-1).sqrt().median()
-    return 1.5 ** (2 / centers.shape[1]) * spacing  # a ball of radius h holds about as many centres in every dimension
+    return 1.5 ** (2 / centers.shape[1]) * spacing  # a ball of radius h holds about as many centers in every dimension
 
 
 def _logsumexp(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class Information:
 
     Give `root` or `product`, or both where the product is the cheaper. They are pure functions of ``(eta, u)``, linear
     in the tangents ``u`` of shape ``(*m, *b, k)``; they must not capture tensors that depend on the latent code,
-    because the metric differentiates ``eta`` and evaluates them afterwards.
+    because the metric differentiates ``eta`` and evaluates them afterward.
 
     Attributes:
         eta: coordinates of the distribution on its family, shape ``(*b, k)``, differentiable functions of its

@@ -90,12 +90,12 @@ def _orthonormal(tensor: Tensor) -> tuple[Tensor, ...]:
 
 def _sectional(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """By the one formula or the other, in units in which ``u`` and ``v`` are orthonormal."""
-    u, v = _orthonormalised(metric, z, u, v)
+    u, v = _orthonormalized(metric, z, u, v)
     embedding = Embedding.of(metric, z)
     return _by_derivatives(metric, z, u, v) if embedding is None else _by_embedding(embedding, z, u, v)
 
 
-def _orthonormalised(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _orthonormalized(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """A basis of the same plane, on which alone K depends; NaN where the metric sees less than a plane."""
     tensor, resolution = metric.tensor(z), torch.finfo(z.dtype).eps ** 0.5
     trace = tensor.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)

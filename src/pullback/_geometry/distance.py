@@ -6,7 +6,7 @@ minimum :math:`\partial E / \partial z = 0`, so how the path reacts to a change 
 
 .. math:: \frac{\partial d^2}{\partial (a, b, \theta)} = \frac{\partial E}{\partial (a, b, \theta)}(a, z^*, b; \theta), \quad z^* \text{ held fixed.}
 
-That is exact for the *discrete* energy on T segments if :math:`z^*` minimises that very energy. So the path is solved anew on
+That is exact for the *discrete* energy on T segments if :math:`z^*` minimizes that very energy. So the path is solved anew on
 T, 2T and 4T segments, starting from the solver's answer, and the three energies, each with its exact derivative, are extrapolated
 to infinitely many segments (Romberg). Nothing is differentiated through a solver.
 """

@@ -103,7 +103,7 @@ def geodesic(
     init: Start | Sequence[Start] = None,
     support: Support | None = None,
 ) -> Geodesic:
-    r"""Shortest paths from ``a`` to ``b``: minimisers of :math:`E(\gamma) = \int_0^1 \dot\gamma^\top M(\gamma)\, \dot\gamma\, dt`.
+    r"""Shortest paths from ``a`` to ``b``: minimizers of :math:`E(\gamma) = \int_0^1 \dot\gamma^\top M(\gamma)\, \dot\gamma\, dt`.
 
     Never raises for a single bad pair: each path has a `status`. The minimum is that of the valley the solver starts in; with a
     graph as `init` the start is the better of the graph's path and the straight line.

@@ -58,14 +58,14 @@ def connection(
 ) -> Float[Tensor, "*batch d d"]:
     r"""The matrix :math:`w \mapsto -\Gamma(z)[v, w]`: the rate at which the coordinates of a tangent change when it is moved along ``v``.
 
-    Without an embedding by polarisation, :math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]`.
+    Without an embedding by polarization, :math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]`.
     """
     d = z.shape[-1]
     with unvalidated():
         embedding = Embedding.of(metric, z, alpha)
         size = 32 * d**2 if embedding is None else (32 + 2 * d) * embedding.num_features
         parts = zip(*(x.reshape(-1, d).split(max(1, _CHUNK // size)) for x in (z, v)), strict=True)
-        columns = [_polarised(metric, *part) if embedding is None else _columns(embedding, *part) for part in parts]
+        columns = [_polarized(metric, *part) if embedding is None else _columns(embedding, *part) for part in parts]
     return torch.cat(columns).reshape(*z.shape, d)
 
 
@@ -75,7 +75,7 @@ def _columns(embedding: Embedding, z: Tensor, v: Tensor) -> Tensor:
     )
 
 
-def _polarised(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
+def _polarized(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
     size = v.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
     basis = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
     columns = [_lagrangian(metric, z, v / size + e) - _lagrangian(metric, z, v / size - e) for e in basis]

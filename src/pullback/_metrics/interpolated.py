@@ -82,7 +82,7 @@ class Grid:
 
     @property
     def spacing(self) -> Float[Tensor, " d"]:
-        """The distance of neighbours along each axis."""
+        """The distance of neighbors along each axis."""
         return (self.high - self.low) / (torch.tensor(self.counts).to(self.low) - 1)
 
     @property
@@ -139,7 +139,7 @@ class InterpolatedMetric(Metric):
             metric: the exact metric.
             points: a `Grid`, or codes of shape ``(S, d)``; exact sums over all of them, so a few thousand.
             bandwidth: σ. By default 0.6 times the spacing of the grid along each axis, or the median distance of a code
-                to its nearest neighbour. A larger one is smoother and blurs M, by about :math:`\sigma^2 \nabla^2 M / 2`.
+                to its nearest neighbor. A larger one is smoother and blurs M, by about :math:`\sigma^2 \nabla^2 M / 2`.
             held_out: where `error` is measured. By default 256 random points of the grid's box, or as many codes, moved
                 by about one bandwidth.
         """

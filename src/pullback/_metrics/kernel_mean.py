@@ -3,7 +3,7 @@ r"""Means of tabulated values with Gaussian weights, :math:`\sum_s w_s(z) f_s / 
 The weights are a softmax of the exponents: far from all points, where every :math:`w_s` underflows, the mean tends to the value at
 the nearest of them.
 
-On a grid the Gaussian is a product over the axes, and so are the normalised weights: the sum over all nodes is one
+On a grid the Gaussian is a product over the axes, and so are the normalized weights: the sum over all nodes is one
 weighted sum per axis. Nodes further than eight bandwidths weigh less than rounding, so only a window around each code is read.
 """
 

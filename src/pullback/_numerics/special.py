@@ -10,7 +10,7 @@ Bessel functions. The recurrence
 
 .. math:: R_\nu(x) = \frac{1}{2(\nu + 1)/x + R_{\nu+1}(x)}
 
-is a contraction towards smaller orders, and Debye's expansion in powers of :math:`1/\sqrt{\nu^2 + x^2}` is uniform in
+is a contraction toward smaller orders, and Debye's expansion in powers of :math:`1/\sqrt{\nu^2 + x^2}` is uniform in
 *x*. So the ratio is taken from the expansion at an order of at least 24, where eight terms reach double precision, and
 carried down.
 """

@@ -1,8 +1,8 @@
 r"""Block-tridiagonal positive-definite systems, a batch at a time, by cyclic reduction.
 
-The Hessian of a discrete curve energy couples neighbouring nodes only. Cyclic reduction eliminates every other node at once,
-which halves the chain: :math:`\log_2 n` rounds of small batched Cholesky factorisations instead of ``n`` sequential ones. The
-matrix is positive definite exactly if every pivot block met on the way is, so the factorisation certifies a strict minimum. A
+The Hessian of a discrete curve energy couples neighboring nodes only. Cyclic reduction eliminates every other node at once,
+which halves the chain: :math:`\log_2 n` rounds of small batched Cholesky factorizations instead of ``n`` sequential ones. The
+matrix is positive definite exactly if every pivot block met on the way is, so the factorization certifies a strict minimum. A
 chain of few unknowns is solved at once, as a dense matrix: fewer calls, and no more work.
 """
 

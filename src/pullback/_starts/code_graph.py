@@ -1,4 +1,4 @@
-"""A neighbour graph on the codes themselves, for latent spaces of any dimension."""
+"""A neighbor graph on the codes themselves, for latent spaces of any dimension."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CodeGraph(Graph):
         max_nodes: int = 2048,
         random_state: int = 0,
     ) -> Self:
-        """Builds the graph: nearest neighbours, and the shortest links that make it one piece.
+        """Builds the graph: nearest neighbors, and the shortest links that make it one piece.
 
         Args:
             metric: what measures the edges, and later the links to end points.

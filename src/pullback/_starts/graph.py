@@ -193,7 +193,7 @@ def check_codes(metric: Metric, codes: Tensor | Array) -> Tensor:
 
 
 def nearest(tree: KDTree, positions: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distances to the k nearest neighbours in a tree, and their numbers, each of shape ``(len(positions), k)``."""
+    """Distances to the k nearest neighbors in a tree, and their numbers, each of shape ``(len(positions), k)``."""
     distance, number = tree.query(positions, k=k)
     return np.reshape(distance, (-1, k)), np.reshape(number, (-1, k))
 
@@ -233,7 +233,7 @@ def _resample(corners: Tensor, steps: Tensor, n: int) -> Tensor:
 
 
 def _probe(metric: Metric, nodes: Tensor, pairs: np.ndarray) -> np.ndarray:
-    """Squared steps over a few edges, by which a metric is recognised."""
+    """Squared steps over a few edges, by which a metric is recognized."""
     with unvalidated(), torch.no_grad():
         return metric.ds2(nodes[pairs[0]], nodes[pairs[1]]).cpu().numpy()
 

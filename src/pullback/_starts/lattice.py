@@ -1,8 +1,8 @@
 r"""A regular grid of the latent space as a graph, in 2 and 3 dimensions.
 
-Paths on a grid can only run along its edges. With edges to a stencil S of neighbours, the shortest path in a flat space is
+Paths on a grid can only run along its edges. With edges to a stencil S of neighbors, the shortest path in a flat space is
 longer than the straight line by at most :math:`1/r - 1`, with r the radius of the largest ball in the convex hull of the unit
-vectors :math:`s/|s|`. The stencils here keep that below 2 %: 32 neighbours in the plane (1.3 %), 218 in space (1.7 %).
+vectors :math:`s/|s|`. The stencils here keep that below 2 %: 32 neighbors in the plane (1.3 %), 218 in space (1.7 %).
 
 Edges are measured in sub-steps of about one cell. The points between are shared by many edges: their positions modulo the
 grid take only a few values, so some shifted grids are decoded, once each, instead of the interior of every edge. Edges of as
@@ -28,7 +28,7 @@ from pullback._metrics.base import Metric
 from pullback._starts.graph import Graph, break_ties, check_codes, symmetric
 from pullback._typing import Array, Float
 
-# Offsets to neighbours, up to order and signs of their coordinates.
+# Offsets to neighbors, up to order and signs of their coordinates.
 _SHAPES = {
     2: [(1, 0), (1, 1), (2, 1), (3, 1), (3, 2)],
     3: [(1, 0, 0), (1, 1, 0), (1, 1, 1), (2, 1, 0), (2, 1, 1), (2, 2, 1), (3, 1, 0), (3, 1, 1), (3, 2, 1), (4, 1, 1)],
@@ -45,7 +45,7 @@ Residue = tuple[Fraction, ...]
 
 
 def stencil(d: int) -> list[Offset]:
-    """Offsets to the neighbours of a node, one of each pair of opposite ones: the first non-zero coordinate is positive."""
+    """Offsets to the neighbors of a node, one of each pair of opposite ones: the first non-zero coordinate is positive."""
     signs = list(itertools.product((1, -1), repeat=d))
     signed = {
         tuple(x * s for x, s in zip(order, sign, strict=True))
@@ -58,7 +58,7 @@ def stencil(d: int) -> list[Offset]:
 
 @dataclass(frozen=True, eq=False)
 class Lattice(Graph):
-    """A regular grid over the codes, each node joined to a wide stencil of neighbours; make one with `Lattice.fit`.
+    """A regular grid over the codes, each node joined to a wide stencil of neighbors; make one with `Lattice.fit`.
 
     It sees the whole region, also where no codes are, and in a flat space its distances are at most 2 % too long.
     """

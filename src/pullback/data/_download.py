@@ -42,7 +42,7 @@ class Collection:
 
     folder: str
     origin: str
-    licence: str
+    license: str
     files: tuple[Remote, ...]
 
 
@@ -58,7 +58,7 @@ def fetch(collection: Collection, *, download: bool) -> Path | None:
     if wanted and not download:
         return None
     if wanted:
-        pooch.get_logger().info("%s. %s", collection.origin, collection.licence)
+        pooch.get_logger().info("%s. %s", collection.origin, collection.license)
     try:
         for remote in wanted:
             _retrieve(remote, cache)

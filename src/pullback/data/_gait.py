@@ -13,14 +13,14 @@ import numpy as np
 
 from pullback.data._kinematics import Motion, Rig, rotations
 
-METRE = 0.45 / 0.0254  # in the unit of length of the CMU database
+METER = 0.45 / 0.0254  # in the unit of length of the CMU database
 FPS = 120.0
 STRIDES_PER_SECOND = 0.93
-SPEED = 1.2  # metres per second when walking straight
+SPEED = 1.2  # meters per second when walking straight
 STRAIGHT, TURN = 3.2, 1.6  # seconds
 PEAK_RATE = 2 * math.pi / TURN  # radians per second, halfway through a turn
 
-# Name, parent, direction when standing (x to the left, y up, z ahead) and length in metres.
+# Name, parent, direction when standing (x to the left, y up, z ahead) and length in meters.
 _TRUNK = [
     ("lowerback", "", (0, 1, -0.1), 0.12),
     ("upperback", "lowerback", (0, 1, 0), 0.12),
@@ -145,13 +145,13 @@ def _trajectory(heading: np.ndarray, pace: np.ndarray, phase: np.ndarray) -> np.
     """Where the root is, ``(frames, 3)``: carried along the heading, highest when a leg stands upright below it."""
     step = SPEED * pace / FPS
     height = 0.93 - 0.02 * np.cos(2 * phase)
-    return METRE * np.stack([np.cumsum(step * np.sin(heading)), height, np.cumsum(step * np.cos(heading))], -1)
+    return METER * np.stack([np.cumsum(step * np.sin(heading)), height, np.cumsum(step * np.cos(heading))], -1)
 
 
 def _rig() -> Rig:
     names, parents, directions, lengths = zip(*_TABLE, strict=True)
     rest = np.array(directions, float)
-    rest *= METRE * np.array(lengths)[:, None] / np.linalg.norm(rest, axis=-1, keepdims=True)
+    rest *= METER * np.array(lengths)[:, None] / np.linalg.norm(rest, axis=-1, keepdims=True)
     above = tuple(names.index(parent) if parent else -1 for parent in parents)
     joints = tuple(range(1, len(names) + 1))
     return Rig((-1, *(parent + 1 for parent in above)), names, above, joints, rest, np.zeros(len(names), bool))

@@ -29,7 +29,7 @@ class Skeleton:
     Attributes:
         bones: their names, parents before children.
         parents: for each bone the index of the bone it begins at the end of; -1 at the root.
-        lengths: in the units of the file (multiply by 0.0254 / 0.45 for metres, for files of CMU); 0 where ``inferred``.
+        lengths: in the units of the file (multiply by 0.0254 / 0.45 for meters, for files of CMU); 0 where ``inferred``.
         inferred: bones whose rest direction the file does not give, and a convention does.
     """
 
@@ -94,7 +94,7 @@ class Motion:
         fps: frames per second.
         root_relative: whether the directions are in the root's frame, which removes the heading.
         source: a sentence that says where the motion comes from.
-        licence: the terms it comes under.
+        license: the terms it comes under.
         standin: whether it stands in for the motion that was asked for.
     """
 
@@ -104,7 +104,7 @@ class Motion:
     root_rotation: Float[Tensor, "frames 3 3"]
     fps: float
     source: str = ""
-    licence: str = ""
+    license: str = ""
     standin: bool = False
     root_relative: bool = False
 

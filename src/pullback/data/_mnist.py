@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Arrays = tuple[np.ndarray, np.ndarray]  # images uint8 (n, 28, 28), labels uint8 (n,)
 
-LICENCE = "MNIST is by Y. LeCun and C. Cortes, derived from NIST; Creative Commons Attribution-Share Alike 3.0."
+LICENSE = "MNIST is by Y. LeCun and C. Cortes, derived from NIST; Creative Commons Attribution-Share Alike 3.0."
 STEMS = {True: "train", False: "t10k"}
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 SHA256 = {
@@ -48,17 +48,17 @@ class Digits:
     """Images of handwritten digits.
 
     Attributes:
-        images: grey values from 0 (paper) to 255 (ink).
+        images: gray values from 0 (paper) to 255 (ink).
         labels: the digits they show.
         source: a sentence that says where they come from.
-        licence: the terms they come under.
+        license: the terms they come under.
         standin: whether they stand in for the data that were asked for.
     """
 
     images: UInt8[Tensor, "n 28 28"]
     labels: Integer[Tensor, " n"]
     source: str
-    licence: str
+    license: str
     standin: bool
 
     def pixels(self, dtype: torch.dtype = torch.float64) -> Float[Tensor, "n 784"]:
@@ -113,13 +113,13 @@ def _digits(arrays: Arrays, keep: tuple[int, ...], source: str, *, standin: bool
     images, labels = arrays
     rows = np.flatnonzero(np.isin(labels, keep))
     chosen = torch.from_numpy(images[rows]), torch.from_numpy(labels[rows].astype(np.int64))
-    return Digits(*chosen, source=source, licence=LICENCE, standin=standin)
+    return Digits(*chosen, source=source, license=LICENSE, standin=standin)
 
 
 def _files(train: bool) -> _download.Collection:
     names = [name for name in SHA256 if name.startswith(STEMS[train])]
     files = tuple(Remote(tuple(f"{mirror}{name}.gz" for mirror in MIRRORS), SHA256[name]) for name in names)
-    return _download.Collection("mnist", "MNIST at ossci-datasets.s3.amazonaws.com", LICENCE, files)
+    return _download.Collection("mnist", "MNIST at ossci-datasets.s3.amazonaws.com", LICENSE, files)
 
 
 def _finder(keep: tuple[int, ...], train: bool) -> Callable[[Path], Path | None]:

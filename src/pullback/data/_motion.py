@@ -20,7 +20,7 @@ from pullback.data._source import announce, first_file, locate, open_npz
 BONES26 = tuple(name for name in BONES if name[1:] not in ("fingers", "thumb"))
 """All bones but fingers and thumbs, which were not captured: one reading of the 26 bones of Arvanitidis et al. 2022, who name none."""
 
-LICENCE = (
+LICENSE = (
     "The data used in this project was obtained from mocap.cs.cmu.edu. The database was created with funding from NSF EIA-0196217. "
     "Free for research and within products; the data themselves may not be resold. BVH conversion by B. Hahne (cgspeed), without further restrictions."
 )
@@ -68,11 +68,11 @@ def motion(
     find = _finder(sequence)
     found = locate(f"CMU motion {sequence}", path, find=find, collection=_collection(sequence), download=download)
     if found is None:
-        whole = replace(walk(), source=announce(STANDIN, REMEDY), licence="Generated: none.", standin=True)
+        whole = replace(walk(), source=announce(STANDIN, REMEDY), license="Generated: none.", standin=True)
     else:
         file = _file_in(found.path, find, sequence) if found.path.is_dir() else found.path
         read = _read(file, drop_tpose)
-        whole = replace(read, source=found.source, licence=LICENCE)
+        whole = replace(read, source=found.source, license=LICENSE)
     some = whole if bones is None else whole.select(bones)
     return some.relative_to_root() if root_relative else some
 
@@ -82,7 +82,7 @@ def _collection(sequence: str) -> Collection | None:
         return None
     url = f"{MIRROR}{int(sequence.split('_')[0]):03d}/{sequence}.bvh"
     return Collection(
-        "cmu", "CMU motion capture at github.com/una-dinosauria/cmu-mocap", LICENCE, (Remote((url,), SHA256[sequence]),)
+        "cmu", "CMU motion capture at github.com/una-dinosauria/cmu-mocap", LICENSE, (Remote((url,), SHA256[sequence]),)
     )
 
 

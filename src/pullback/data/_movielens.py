@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Edition = Literal["latest-small", "25m"]
 
-LICENCE = (
+LICENSE = (
     "F. M. Harper and J. A. Konstan, The MovieLens datasets, ACM TiiS 5(4):19, 2015. For research, without endorsement by the University "
     "of Minnesota and without commercial use; redistribution as the README of each edition says."
 )
@@ -51,7 +51,7 @@ class Viewings:
         movies: their numbers in MovieLens.
         users: the viewers' numbers in MovieLens.
         source: a sentence that says where the data come from.
-        licence: the terms they come under.
+        license: the terms they come under.
         standin: whether they stand in for the data that were asked for.
     """
 
@@ -60,7 +60,7 @@ class Viewings:
     movies: Integer[Tensor, " movies"]
     users: Integer[Tensor, " users"]
     source: str
-    licence: str
+    license: str
     standin: bool
 
 
@@ -131,7 +131,7 @@ def movielens(
 
 def _collection(edition: Edition) -> Collection:
     remote = Remote((f"{HOST}ml-{edition}.zip",), SHA256[edition])
-    return Collection("movielens", f"MovieLens {edition} at files.grouplens.org", LICENCE, (remote,))
+    return Collection("movielens", f"MovieLens {edition} at files.grouplens.org", LICENSE, (remote,))
 
 
 def _finder(edition: Edition | None) -> Callable[[Path], Path | None]:
@@ -162,7 +162,7 @@ def _viewings(
         movies=torch.from_numpy(movies),
         users=torch.from_numpy(users[rows].astype(np.int64)),
         source=source,
-        licence=LICENCE,
+        license=LICENSE,
         standin=False,
     )
 

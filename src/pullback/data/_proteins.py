@@ -18,7 +18,7 @@ LETTERS = ".ACDEFGHIKLMNPQRSTVWY"  # a gap, and the twenty amino acids
 NAME = "ww_sequences.fa"
 STANDIN = "A stand-in for a protein alignment: generated sequences with generated mutations. No real protein."
 REMEDY = "Set PULLBACK_DATA, pass path= an alignment in FASTA format, or install logomaker, which ships one."
-LICENCE = "Pfam PF00397, CC0; as shipped with logomaker (MIT)."
+LICENSE = "Pfam PF00397, CC0; as shipped with logomaker (MIT)."
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Proteins:
         names: of the sequences.
         alphabet: the letters; the first is a gap.
         source: a sentence that says where the data come from.
-        licence: the terms they come under.
+        license: the terms they come under.
         standin: whether they stand in for real sequences.
     """
 
@@ -38,7 +38,7 @@ class Proteins:
     names: tuple[str, ...]
     alphabet: str
     source: str
-    licence: str
+    license: str
     standin: bool
 
     def text(self, letters: Tensor) -> list[str]:
@@ -62,7 +62,7 @@ def proteins(path: str | os.PathLike[str] | None = None) -> Proteins:
         return Proteins(letters, names, LETTERS, announce(STANDIN, REMEDY), "generated, no terms", True)
     letters, names = read_fasta(file)
     source = "WW domain alignment, as logomaker ships it." if found is None else found.source
-    return Proteins(letters, names, LETTERS, source, LICENCE, False)
+    return Proteins(letters, names, LETTERS, source, LICENSE, False)
 
 
 def read_fasta(file: Path) -> tuple[Tensor, tuple[str, ...]]:

@@ -73,7 +73,7 @@ class Ratings:
             return _titles(file.read(), layout.titles_separator)
 
     def _names(self) -> list[str]:
-        """Files that belong to the data: names in the archive or the folder, or the file itself and its neighbours."""
+        """Files that belong to the data: names in the archive or the folder, or the file itself and its neighbors."""
         if self.path.suffix == ".zip":
             with reading(self.path, "a zip archive"), zipfile.ZipFile(self.path) as archive:
                 return archive.namelist()

@@ -57,7 +57,7 @@ def weights_file(out: Path, name: str, key: Any, network: nn.Module, *, seed: in
 
 @contextmanager
 def reproducible(seed: int) -> Iterator[None]:
-    """Inside, torch draws from the seed and sums in one order, on one thread; afterwards all is as before."""
+    """Inside, torch draws from the seed and sums in one order, on one thread; afterward all is as before."""
     num_threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,6 +1,6 @@
 """Pictures of latent spaces, of two dimensions or of a plane in more. Importing this module imports matplotlib; nothing else in the core does.
 
-Every function takes the axes to draw on (``ax=None`` makes new ones) and returns what it drew, so that colours, labels and
+Every function takes the axes to draw on (``ax=None`` makes new ones) and returns what it drew, so that colors, labels and
 limits stay the caller's to change.
 """
 
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class LatentPlot(NamedTuple):
-    """What `latent` drew: the background, the codes (None without codes) and the colour bar (None if switched off)."""
+    """What `latent` drew: the background, the codes (None without codes) and the color bar (None if switched off)."""
 
     image: AxesImage
     codes: PathCollection | None

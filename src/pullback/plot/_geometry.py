@@ -23,7 +23,7 @@ _MASSES = (0.9, 0.7, 0.5, 0.3, 0.1)
 
 
 class ClusterPlot(NamedTuple):
-    """What `clusters` drew: the codes, and the centres (None without)."""
+    """What `clusters` drew: the codes, and the centers (None without)."""
 
     codes: PathCollection
     centers: PathCollection | None
@@ -178,9 +178,9 @@ def clusters(
     ax: Axes | None = None,
     **style: Any,
 ) -> ClusterPlot:
-    """Draws codes ``(n, 2)`` in the colours of their clusters, and the centres ``(k, 2)`` as stars.
+    """Draws codes ``(n, 2)`` in the colors of their clusters, and the centers ``(k, 2)`` as stars.
 
-    Cluster k has the k-th colour of the map, whatever other clusters occur. A negative label is noise, and grey. Further `style`
+    Cluster k has the k-th color of the map, whatever other clusters occur. A negative label is noise, and gray. Further `style`
     goes to `matplotlib.axes.Axes.scatter` for the codes.
     """
     extent(codes)  # complains about codes that are not (n, 2)
@@ -217,11 +217,11 @@ def _mass_levels(height: Tensor, log_mass: Tensor, masses: tuple[float, ...]) ->
 def _orthonormal(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
     """Tangents at z with the given components ``(*batch, 2)`` in an orthonormal frame."""
     if z.shape != (2,):
-        raise ValueError(f"The centre is one code of two dimensions, shape (2,); got {tuple(z.shape)}.")
+        raise ValueError(f"The center is one code of two dimensions, shape (2,); got {tuple(z.shape)}.")
     with torch.no_grad():
         values, vectors = torch.linalg.eigh(metric.tensor(z))
     if not values[0] > 0:
-        raise ValueError("The metric is singular at the centre, so there is no direction of unit length; move it.")
+        raise ValueError("The metric is singular at the center, so there is no direction of unit length; move it.")
     return v.to(z) @ (vectors / values.sqrt() @ vectors.mT)
 
 

@@ -23,7 +23,7 @@ def extent(codes: Tensor | None, margin: float = 0.25) -> Bounds:
 
 
 def grid(bounds: Bounds, resolution: int, like: Tensor) -> Tensor:
-    """Centres of square pixels, of shape ``(rows, columns, 2)``; `resolution` of them along the longer side."""
+    """Centers of square pixels, of shape ``(rows, columns, 2)``; `resolution` of them along the longer side."""
     left, right, bottom, top = bounds
     pixel = max(right - left, top - bottom) / resolution
     columns, rows = (max(1, round(side / pixel)) for side in (right - left, top - bottom))

@@ -37,7 +37,7 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
     r"""k-means with the distance of a metric: minimizes :math:`\sum_i \min_j d^2(z_i, \mu_j)` over centers
     :math:`\mu_j`.
 
-    Lloyd's iteration: assign every code to its nearest center, move every center towards the Fréchet mean of its
+    Lloyd's iteration: assign every code to its nearest center, move every center toward the Fréchet mean of its
     codes, until no code changes its cluster and the centers rest. In flat space it is `sklearn.cluster.KMeans`.
 
     Args:

@@ -163,7 +163,7 @@ class Pace:
 
 
 def fit(problem: Problem, means: Tensor, *, tol: float, max_iter: int, verbose: bool) -> Fit:
-    """Expectation maximisation from the given means, until the mean log-likelihood rises by less than `tol`."""
+    """Expectation maximization from the given means, until the mean log-likelihood rises by less than `tol`."""
     r = nearest(problem.paths, problem.codes, means)
     components = [component_at(problem, mean, _share(r[:, k])) for k, mean in enumerate(means)]
     weights, paces = r.mean(0), [Pace(exact=problem.paths.is_flat)] * len(means)

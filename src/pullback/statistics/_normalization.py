@@ -79,7 +79,7 @@ class Cloud:
         return total, parts.std() / NUM_REPLICATES**0.5
 
     def mean(self, precision: Tensor) -> Tensor:
-        """The mean tangent under the normalised density."""
+        """The mean tangent under the normalized density."""
         return self.log_terms(precision).softmax(0) @ self.v
 
 
@@ -115,7 +115,7 @@ def importance_sample(
 def best_precision(cloud: Cloud, second_moment: Tensor) -> Tensor:
     r"""The precision of greatest likelihood for tangents with the given second moment S.
 
-    Minimises the convex function :math:`\tfrac12 \mathrm{tr}(\Gamma S) + \log C(\Gamma) + \kappa\,(\mathrm{tr}(\Gamma
+    Minimizes the convex function :math:`\tfrac12 \mathrm{tr}(\Gamma S) + \log C(\Gamma) + \kappa\,(\mathrm{tr}(\Gamma
     S) - \log\det \Gamma)` by Newton's method in coordinates in which S is the identity. But for its last term, at the
     minimum the second moment of the density is S. That term, with :math:`\kappa` = 0.01 nats, is least at
     :math:`\Gamma = S^{-1}`, the minimum in flat space. Elsewhere it keeps Γ from vanishing: a few far codes would have
@@ -158,7 +158,7 @@ def _newton_step(
 
 
 def _objective(cloud: Cloud, precision: Tensor) -> Tensor:
-    """The function `best_precision` minimises, in its coordinates; inf where the matrix is not positive definite."""
+    """The function `best_precision` minimizes, in its coordinates; inf where the matrix is not positive definite."""
     factor, info = torch.linalg.cholesky_ex(precision)
     if info:
         return precision.new_tensor(torch.inf)

@@ -73,7 +73,7 @@ class Neighbors:
     def to_anndata(self, adata: Any, *, key: str = "pullback", use_rep: str | None = None) -> None:
         """Puts the neighbors where scanpy looks for them.
 
-        Afterwards ``sc.tl.umap(adata, neighbors_key="pullback")``, ``sc.tl.leiden`` and ``sc.tl.dpt`` run on them.
+        Afterward ``sc.tl.umap(adata, neighbors_key="pullback")``, ``sc.tl.leiden`` and ``sc.tl.dpt`` run on them.
 
         Args:
             adata: the annotated data whose cells the codes belong to, in the same order. Its ``obsp`` and ``uns`` are written.
