@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from sphinx.util import inspect as sphinx_inspect
@@ -26,6 +27,9 @@ html_theme = "furo"
 html_title = "pullback"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
+
+# A page is no place for progress bars.
+os.environ["TQDM_DISABLE"] = "1"
 
 # Every snippet is run at every build, and one that raises or warns fails the build.
 nb_execution_mode = "force"

@@ -231,7 +231,7 @@ class TestCurvedSpace:
         """The likelihood of the codes falls when the mean is moved by a fifth of a standard deviation, whatever the way."""
         metric, codes, _ = curved
         problem = Problem(Paths(metric), codes, importance_sample(volume(metric), [codes], 512, 7), 1e-6)
-        found = land_fit.fit(problem, codes[:1], tol=1e-4, max_iter=30, verbose=False)
+        found = land_fit.fit(problem, codes[:1], tol=1e-4, max_iter=30)
         assert found.converged
         assert found.bounds == sorted(found.bounds)
         (best,), r = found.components, torch.full((len(codes),), 1 / len(codes), dtype=DOUBLE)

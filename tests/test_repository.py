@@ -24,6 +24,7 @@ SOURCE = ROOT / "src" / "pullback"
 # Rooms to the left know nothing of rooms to the right. "pullback" is the package's own list of names.
 ORDER = [
     "_typing",
+    "_progress",
     "_numerics",
     "_autodiff",
     "_families",

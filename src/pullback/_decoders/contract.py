@@ -27,6 +27,7 @@ from pullback._decoders.networks import reference
 from pullback._decoders.probe import Decoder as Decoder
 from pullback._decoders.probe import called, facts, route
 from pullback._decoders.refusals import DecoderError as DecoderError
+from pullback._progress import decoded
 
 
 def decode(decoder: Decoder, z: Tensor) -> Distribution:
@@ -39,6 +40,7 @@ def decode(decoder: Decoder, z: Tensor) -> Distribution:
     check_codes(z)
     if z.ndim != 2:
         raise ValueError(f"Decoders are called with codes of shape (N, d), got {tuple(z.shape)}. Use z.reshape(-1, d).")
+    decoded(len(z))
     known = facts(decoder, z)
     if known is not None:
         known.check_modes()

@@ -28,6 +28,7 @@ from pullback._geometry.geodesic import Geodesic
 from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._numerics.tridiagonal import solve_tridiagonal
+from pullback._progress import progress
 from pullback._solvers.chords import ChordEnergy
 from pullback._typing import Bool, Float
 
@@ -73,6 +74,7 @@ class Certificate:
         )
 
 
+@progress("certificates")
 def certify(metric: Metric, geodesic: Geodesic) -> Certificate:
     r"""Brackets distances, ``lower <= d(a, b) <= upper``, and tests whether the paths found are minima.
 

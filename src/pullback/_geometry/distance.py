@@ -26,6 +26,7 @@ from pullback._geometry.geodesic import Geodesic, Start, geodesic
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import filtered_inverse
 from pullback._numerics.spline import refine
+from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Solver
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.measure import romberg
@@ -68,6 +69,7 @@ def distance(
     return safe_sqrt(squared_distance(metric, a, b, solver=solver, init=init))
 
 
+@progress("distances")
 def squared_distance(
     metric: Metric,
     a: Float[Tensor, "*#batch d"] | Array,

@@ -21,6 +21,7 @@ from pullback._geometry.distance import distance
 from pullback._geometry.geodesic import geodesic
 from pullback._metrics.base import Metric
 from pullback._numerics.random import as_generator
+from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Solver
 from pullback._typing import Float
 
@@ -44,6 +45,7 @@ class DistanceUncertainty:
         return f"DistanceUncertainty({', '.join(shown)}{more})"
 
 
+@progress("distances")
 def distance_uncertainty(
     metric: Metric,
     a: Float[Tensor, "*#batch d"],

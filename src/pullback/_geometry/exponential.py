@@ -18,6 +18,7 @@ from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import differentiable, geodesic_field
 from pullback._numerics.ode import DenseOutput, Flow, Outcome, integrate
+from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Status
 from pullback._typing import Array, Bool, Float, Int
 
@@ -140,6 +141,7 @@ class Trajectory(Curve):
         return states.reshape(*batch, m, states.shape[-1])
 
 
+@progress("exponentials")
 def expmap(
     metric: Metric,
     z: Float[Tensor, "*#batch d"] | Array,
@@ -190,6 +192,7 @@ def expmap(
     return found.end
 
 
+@progress("exponentials")
 def exponential(
     metric: Metric,
     z: Float[Tensor, "*#batch d"] | Array,

@@ -15,6 +15,7 @@ from pullback._decoders.contract import unvalidated
 from pullback._decoders.support import Support
 from pullback._metrics.base import Metric, codes_for
 from pullback._numerics.spline import refine
+from pullback._progress import progress
 from pullback._solvers.base import Solution, Solver, Status, converged
 from pullback._solvers.chords import lerp_nodes
 from pullback._solvers.gauss_newton import GaussNewton
@@ -94,6 +95,7 @@ class Geodesic(Curve):
         return f"Geodesic({done} of {self.status.numel()} converged{void}; {self.num_calls} decoder calls)"
 
 
+@progress("geodesics")
 def geodesic(
     metric: Metric,
     a: Float[Tensor, "*#batch d"] | Array,

@@ -17,6 +17,7 @@ from torch import Tensor
 from pullback._geometry.geodesic import geodesic
 from pullback._metrics.base import Metric
 from pullback._numerics.random import as_generator
+from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback._starts.code_graph import CodeGraph
 from pullback._starts.graph import Graph
@@ -49,6 +50,7 @@ class Identifiability:
         )
 
 
+@progress("distances")
 def identifiability(
     metrics: Sequence[Metric] | None,
     codes: Sequence[Float[Tensor, "n d"]],

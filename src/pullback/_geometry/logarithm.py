@@ -33,6 +33,7 @@ from pullback._geometry.exponential import arrivals
 from pullback._geometry.geodesic import Geodesic, Start, geodesic
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import filtered_inverse
+from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Solver
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import ElementEnergy
@@ -149,6 +150,7 @@ def logmap(
     return found.velocity
 
 
+@progress("logarithms")
 def logarithm(
     metric: Metric,
     a: Float[Tensor, "*#batch d"] | Array,

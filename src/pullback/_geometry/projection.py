@@ -17,6 +17,7 @@ from pullback._curves.steps import Marks
 from pullback._decoders.contract import as_codes, unvalidated
 from pullback._geometry.geodesic import Geodesic, geodesic
 from pullback._metrics.base import Metric
+from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback._typing import Bool, Float
 
@@ -47,6 +48,7 @@ class Projection:
         return f"Projection of {len(self.time)} codes (median distance {self.distance.median():.4g} from the path)"
 
 
+@progress("projections")
 def project(
     metric: Metric,
     path: Geodesic | Curve | Float[Tensor, "n d"],

@@ -30,6 +30,7 @@ from pullback._curves.curve import Curve, Polyline
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import connection
+from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError
 from pullback._typing import Array, Float
 
@@ -52,6 +53,7 @@ _POLAR_STEPS = 10
 Measured = tuple[Tensor, Tensor, Tensor]
 
 
+@progress("transport")
 def parallel_transport(
     metric: Metric,
     curve: Curve | Float[Tensor, "*curves n d"],

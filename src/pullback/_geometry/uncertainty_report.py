@@ -19,6 +19,7 @@ from pullback._decoders.prior import WithPrior
 from pullback._decoders.support import Support
 from pullback._geometry.geodesic import Geodesic, geodesic
 from pullback._metrics.fisher_rao import FisherRaoMetric
+from pullback._progress import progress
 from pullback._starts.code_graph import CodeGraph
 from pullback._typing import Float
 
@@ -135,6 +136,7 @@ _SENTENCE_COLLAPSED = (
 )
 
 
+@progress("report")
 def uncertainty_report(
     decoder: Decoder,
     codes: Float[Tensor, "n d"],

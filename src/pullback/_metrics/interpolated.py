@@ -25,6 +25,7 @@ from torch import Tensor
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, per_code
 from pullback._metrics.kernel_mean import GridMean, KernelMean, PointMean
+from pullback._progress import progress
 from pullback._typing import Codes, Float
 
 _NUM_NODES = 64**2
@@ -122,6 +123,7 @@ class InterpolatedMetric(Metric):
     error: InterpolationAccuracy
 
     @classmethod
+    @progress("table")
     def fit(
         cls,
         metric: Metric,

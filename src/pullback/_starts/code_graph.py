@@ -12,6 +12,7 @@ from scipy.spatial import KDTree
 from torch import Tensor
 
 from pullback._metrics.base import Metric
+from pullback._progress import progress
 from pullback._starts.graph import Graph, break_ties, check_codes, edge_lengths, nearest, symmetric
 from pullback._typing import Array, Float
 
@@ -28,6 +29,7 @@ class CodeGraph(Graph):
     """
 
     @classmethod
+    @progress("graph")
     def fit(
         cls,
         metric: Metric,

@@ -25,6 +25,7 @@ from torch import Tensor
 from pullback._curves.steps import MAX_DECODED, Marks, safe_sqrt
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric
+from pullback._progress import progress
 from pullback._starts.graph import Graph, break_ties, check_codes, symmetric
 from pullback._typing import Array, Float
 
@@ -64,6 +65,7 @@ class Lattice(Graph):
     """
 
     @classmethod
+    @progress("lattice")
     def fit(
         cls, metric: Metric, codes: Float[Tensor, "n d"] | Array, *, num_nodes: int | None = None, margin: float = 0.1
     ) -> Self:
@@ -137,9 +139,7 @@ class _Grid:
         residues = sorted({residue for offset in offsets for _, residue in _stops(offset)})
         num_rows = max(1, 4 * MAX_DECODED // (math.prod(self.counts[1:]) * len(residues)))
         found, window, decoded = [], {}, 0
-        from tqdm import tqdm  # only here: the package imports without it
-
-        for first in tqdm(range(0, self.counts[0], num_rows), desc="lattice", delay=2, leave=False):
+        for first in range(0, self.counts[0], num_rows):
             last = min(self.counts[0], first + num_rows + reach)
             window = {r: self._extend(window.get(r), num_rows, decoded, last, r) for r in residues}
             decoded = last

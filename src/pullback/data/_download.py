@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from pullback._progress import is_watched
 from pullback.data._errors import DataError
 
 logger = logging.getLogger("pullback.data")
@@ -86,7 +87,7 @@ def _retrieve(remote: Remote, cache: Path) -> None:
     unreachable, wrong = None, None
     for url in remote.urls * ATTEMPTS:
         try:
-            downloader = pooch.HTTPDownloader(timeout=PATIENCE, progressbar=True)
+            downloader = pooch.HTTPDownloader(timeout=PATIENCE, progressbar=is_watched())
             pooch.retrieve(url, f"sha256:{remote.sha256}", remote.name, cache, downloader=downloader)
             return
         except OSError as error:

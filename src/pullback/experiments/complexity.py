@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli
 from torch.nn.functional import linear
 from torch.utils.flop_counter import FlopCounterMode
-from tqdm import tqdm
 
 import pullback as pb
+from pullback._progress import each
 from pullback.experiments import figures
 from pullback.experiments.figures import WIDTH, save_figure
 from pullback.experiments.report import Finding, Report, Table
@@ -123,7 +123,7 @@ def _measurements(settings: Settings) -> Iterator[dict[str, Any]]:
     sizes = [(d, settings.num_features) for d in settings.latent]
     sizes += [(min(settings.latent), D) for D in settings.features if settings.num_features != D]
     ways = routes(settings)
-    for (d, D), (name, route) in tqdm(list(itertools.product(sizes, ways.items())), desc="complexity", leave=False):
+    for (d, D), (name, route) in each(list(itertools.product(sizes, ways.items())), "complexity"):
         decoder = Decoder(d, settings.hidden, D)
         z = torch.randn(settings.num_codes, d, dtype=torch.float64)
         yield {"route": name, "d": d, "D": D, **measure(decoder, route(decoder), z, settings.num_repeats)}

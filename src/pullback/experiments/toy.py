@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Beta, Dirichlet, Distribution, Exponential, Normal
 from torch.nn.functional import softplus
-from tqdm import tqdm
 
 import pullback as pb
+from pullback._progress import each
 from pullback.experiments import figures
 from pullback.experiments.figures import PATH, WIDTH, save_figure
 from pullback.experiments.paths import both_ways, random_pairs
@@ -152,7 +152,7 @@ class Panel:
 def run(out: Path, settings: Settings = PAPER) -> Report:
     """Solves and draws all latent spaces into ``out/toy.png``, and compares the three kinds of paths."""
     with reproducible(settings.seed), figures.look():
-        panels = list(tqdm(_panels(settings), desc="toy latent spaces", total=len(KINDS) * len(FAMILIES)))
+        panels = list(each(_panels(settings), "toy latent spaces", len(KINDS) * len(FAMILIES)))
         figure = draw(panels, settings)
         caption = "Untrained decoders over generated codes; no data."
         png = save_figure(figure, out, "toy", caption=caption)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
-from tqdm import trange
+
+from pullback._progress import each
 
 
 def minimize(
@@ -33,7 +34,7 @@ def minimize(
         description: of the progress bar.
     """
     optimizer = torch.optim.Adam(parameters, lr=learning_rate, weight_decay=weight_decay)
-    for _ in trange(num_steps, desc=description, leave=False):
+    for _ in each(range(num_steps), description):
         batch = data[torch.randint(len(data), (batch_size,))]
         optimizer.zero_grad()
         loss(batch).mean().backward()

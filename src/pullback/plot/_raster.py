@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pullback._progress import progress
+
 Bounds = tuple[float, float, float, float]
 
 
@@ -32,6 +34,7 @@ def grid(bounds: Bounds, resolution: int, like: Tensor) -> Tensor:
     return torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).to(like)
 
 
+@progress("pixels")
 def evaluate(f: Callable[[Tensor], Tensor], grid: Tensor, chunk: int = 4096) -> Tensor:
     """Values ``(rows, columns)`` of a function of codes ``(n, 2)``."""
     with torch.no_grad():

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pullback._metrics.base import Metric
 from pullback._numerics.random import RandomState, as_generator
+from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback.statistics._estimator import Array, Estimator, like
 from pullback.statistics._means import Balance
@@ -89,6 +90,7 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
         self.solver = solver
         self.random_state = random_state
 
+    @progress("k-means")
     def fit(self, X: Any, y: Any = None) -> Self:
         """Finds the clusters of codes ``(n, d)``."""
         codes = self._codes(X, reset=True)
@@ -220,6 +222,7 @@ class GeodesicKMedoids(ClusterMixin, Estimator):
         self.init = init
         self.solver = solver
 
+    @progress("k-medoids")
     def fit(self, X: Any, y: Any = None, *, distances: Array | None = None) -> Self:
         """Finds the clusters of codes ``(n, d)``. Their distances ``(n, n)``, if known, are enough: ``fit(None,
         distances=D)``.

@@ -20,6 +20,7 @@ from pullback._curves.steps import squared_steps
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.geodesic import Start
 from pullback._metrics.base import Metric
+from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback._typing import Float
 from pullback.statistics._means import Balance
@@ -78,6 +79,7 @@ class FrechetMean:
         return f"FrechetMean({len(self.distances)} points, variance {float(self.variance):.4g}; {self.message})"
 
 
+@progress("mean")
 def frechet_mean(
     metric: Metric,
     points: Float[Tensor, "n d"],

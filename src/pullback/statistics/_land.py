@@ -26,6 +26,7 @@ from torch import Tensor
 
 from pullback._metrics.base import Metric
 from pullback._numerics.random import RandomState, as_generator
+from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback._solvers.gauss_newton import GaussNewton
 from pullback.statistics._estimator import Array, Estimator, like
@@ -80,7 +81,6 @@ class LAND(DensityMixin, Estimator):
             made, a lattice in up to three dimensions.
         solver: of shortest paths. The default, coarser than that of `pullback.geodesic`, aims at three digits.
         random_state: of the initial means, of the points above, and of `sample`.
-        verbose: whether to show a progress bar.
 
     Attributes:
         weights_: ``(K,)``.
@@ -117,7 +117,6 @@ class LAND(DensityMixin, Estimator):
         init: Starts = None,
         solver: Solver | None = None,
         random_state: RandomState = None,
-        verbose: bool = False,
     ):
         self.metric = metric
         self.n_components = n_components
@@ -130,8 +129,8 @@ class LAND(DensityMixin, Estimator):
         self.init = init
         self.solver = solver
         self.random_state = random_state
-        self.verbose = verbose
 
+    @progress("LAND")
     def fit(self, X: Array, y: Any = None) -> Self:
         """Fits the mixture to codes ``(n, d)`` by expectation maximization."""
         given = self._codes(X, reset=True, ensure_min_samples=2)
@@ -152,7 +151,7 @@ class LAND(DensityMixin, Estimator):
             groups = [codes[chosen > 0] for chosen in nearest(paths, codes, means).unbind(1)]
             sample = importance_sample(functools.partial(log_base, paths, self.base_measure), groups, num, seed)
             problem = Problem(paths, codes, sample, self.reg_covar)
-            found = fit(problem, means, tol=self.tol, max_iter=self.max_iter, verbose=self.verbose)
+            found = fit(problem, means, tol=self.tol, max_iter=self.max_iter)
             self._finish(problem, found, _FINAL * num, seed + _FRESH, X)
         _warn(found, self.max_iter)
         _warn_of_noise(float(self.log_normalizer_se_.max()), self.base_measure)
@@ -168,6 +167,7 @@ class LAND(DensityMixin, Estimator):
             self._cached_paths = paths
         return self._cached_paths
 
+    @progress("LAND")
     def score_samples(self, X: Array, *, lebesgue: bool | None = None) -> Any:
         r"""Log-densities ``(n,)`` with respect to `base_measure`; with ``lebesgue=True`` to dz, with False to the
         volume.
@@ -199,6 +199,7 @@ class LAND(DensityMixin, Estimator):
         """The component with the largest responsibility, ``(n,)``."""
         return self.predict_proba(X).argmax(1)
 
+    @progress("LAND")
     def sample(self, n_samples: int = 1) -> tuple[Any, Any]:
         """Codes ``(n, d)`` from the density, by rejection, and the components ``(n,)`` they belong to."""
         check_is_fitted(self)

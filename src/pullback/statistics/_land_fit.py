@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from pullback._metrics.connection import filtered_inverse
 from pullback._starts.graph import Graph
@@ -162,13 +161,12 @@ class Pace:
     rests: bool = False
 
 
-def fit(problem: Problem, means: Tensor, *, tol: float, max_iter: int, verbose: bool) -> Fit:
+def fit(problem: Problem, means: Tensor, *, tol: float, max_iter: int) -> Fit:
     """Expectation maximization from the given means, until the mean log-likelihood rises by less than `tol`."""
     r = nearest(problem.paths, problem.codes, means)
     components = [component_at(problem, mean, _share(r[:, k])) for k, mean in enumerate(means)]
     weights, paces = r.mean(0), [Pace(exact=problem.paths.is_flat)] * len(means)
     bounds, done = [float(_log_joint(components, weights).logsumexp(1).mean())], False
-    bar = tqdm(total=max_iter, desc="LAND", disable=not verbose, leave=False)
     while not done and len(bounds) <= max_iter:
         r = _log_joint(components, weights).softmax(1)
         weights = r.mean(0)
@@ -176,9 +174,6 @@ def fit(problem: Problem, means: Tensor, *, tol: float, max_iter: int, verbose: 
         components, paces = [c for c, _ in moved], [pace for _, pace in moved]
         bounds.append(float(_log_joint(components, weights).logsumexp(1).mean()))
         done = all(pace.rests for pace in paces) and bounds[-1] - bounds[-2] < tol
-        bar.update()
-        bar.set_postfix(log_likelihood=f"{bounds[-1]:.4f}")
-    bar.close()
     return Fit(components, weights, bounds, done)
 
 

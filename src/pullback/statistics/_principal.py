@@ -17,6 +17,7 @@ from sklearn.utils import Tags
 from torch import Tensor
 
 from pullback._metrics.base import Metric
+from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Solver
 from pullback.statistics._estimator import Estimator, like
 from pullback.statistics._frechet import frechet_mean
@@ -65,6 +66,7 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         self.init = init
         self.solver = solver
 
+    @progress("principal geodesics")
     def fit(self, X: Any, y: Any = None) -> Self:
         """Finds the mean and the principal directions of codes ``(n, d)``."""
         codes = self._codes(X, reset=True, ensure_min_samples=2)

@@ -24,6 +24,7 @@ from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 
 from pullback._metrics.base import Metric
+from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Solver
 from pullback.statistics._estimator import Estimator, like, owned
 from pullback.statistics._frechet import FrechetMean, frechet_mean
@@ -81,6 +82,7 @@ class GeodesicRegression(RegressorMixin, Estimator):
         self.init = init
         self.solver = solver
 
+    @progress("regression")
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fits the geodesic to codes ``y``, ``(n, d)`` (or ``(n,)`` in one dimension), observed at covariates ``X``,
         ``(n, p)``.

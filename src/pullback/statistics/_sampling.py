@@ -25,6 +25,7 @@ from pullback._geometry.exponential import expmap
 from pullback._metrics.base import Metric
 from pullback._metrics.connection import acceleration
 from pullback._numerics.random import RandomState, as_generator
+from pullback._progress import progress
 from pullback._typing import Float
 from pullback.statistics._paths import Paths
 
@@ -39,6 +40,7 @@ Box = Tensor  # (2, d): lower and upper corner
 Inside = Callable[[Tensor], Tensor]
 
 
+@progress("samples")
 def sample_uniform(
     metric: Metric,
     n: int,
@@ -88,6 +90,7 @@ def sample_uniform(
         return _chains(log_density, start, box, num_steps, generator)
 
 
+@progress("diffusion")
 def brownian_motion(
     metric: Metric,
     z: Float[Tensor, "*batch d"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from pullback._geometry.pairwise.engines import Solved, in_pool, in_process, on_
 from pullback._geometry.pairwise.job import Job
 from pullback._geometry.pairwise.plan import Block
 from pullback._geometry.pairwise.store import BlockWriter
+from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Status
 
 # Seconds of work from which on a pool of processes is started by itself: each of them imports torch, which takes seconds.
@@ -116,14 +116,9 @@ def _sentence(num_failed: int, failures: Sequence[tuple[int, int, str]]) -> str:
 
 
 def _with_progress(job: Job, solved: Iterator[Solved], blocks: Sequence[Block]) -> Iterator[Solved]:
-    """Shows pairs, rate and time left, where somebody is looking."""
-    if not (sys.stderr.isatty() or "ipykernel" in sys.modules):
-        yield from solved
-        return
-    from tqdm import tqdm
-
+    """Shows pairs, rate and time left."""
     total, failed = sum(len(job.plan.pairs(block)[0]) for block in blocks), 0
-    with tqdm(total=total, desc="distances", unit=" pairs", unit_scale=True, delay=2, leave=False) as bar:
+    with progress("distances", total, unit=" pairs") as bar:
         for one in solved:
             failed += one.num_failed
             bar.update(one.num_pairs)

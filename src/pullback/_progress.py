@@ -1,0 +1,73 @@
+"""Progress bars: on a terminal or in a notebook alone, one per task.
+
+A task that shows how far it is, or that it is alive, is a block ``with progress(…)`` or a function ``@progress(…)``. Inside a task
+further ones show nothing. Tasks without a known end count the points they decode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+# Seconds before a bar shows: what ends sooner needs none.
+_DELAY = 2.0
+_SHOWN: list[tqdm[Any]] = []
+
+Item = TypeVar("Item")
+
+
+def is_watched() -> bool:
+    """Whether somebody is looking: never in a log file, and nowhere with the environment variable ``TQDM_DISABLE=1``."""
+    if os.environ.get("TQDM_DISABLE", "0") not in ("", "0"):
+        return False
+    return "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int | None = None, unit: str = " points") -> Iterator[tqdm[Any]]:
+    """Shows a bar while the block or function runs, unless one is shown already or nobody is looking.
+
+    Args:
+        what: the task, in a word or two.
+        total: how much there is to do; the block then calls ``bar.update(n)``. Without one, decoded points are counted.
+        unit: of what is counted.
+    """
+    shows = is_watched() and not _SHOWN
+    with tqdm(
+        total=total,
+        desc=what,
+        unit=unit,
+        unit_scale=bool(unit),
+        delay=_DELAY,
+        leave=False,
+        disable=not shows,
+        file=sys.stderr,
+    ) as bar:
+        if not shows:
+            yield bar
+            return
+        _SHOWN.append(bar)
+        try:
+            yield bar
+        finally:
+            _SHOWN.clear()
+
+
+def each(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
+    """The items one by one, with a bar that counts them."""
+    with progress(what, total or operator.length_hint(items) or None, unit="") as bar:
+        for item in items:
+            yield item
+            bar.update()
+
+
+def decoded(num_points: int) -> None:
+    """Tells the task that runs, if it has no known end, that points were decoded."""
+    if _SHOWN and _SHOWN[0].total is None:
+        _SHOWN[0].update(num_points)
