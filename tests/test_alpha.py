@@ -34,9 +34,8 @@ from torch.distributions import (
 )
 
 import pullback as pb
+from helpers import Embedded, wiggle
 from pullback._metrics.connection import acceleration
-from test_exponential import Embedded
-from test_transport import wiggle
 
 DOUBLE = torch.float64
 Decoder = Callable[[Tensor], Distribution]

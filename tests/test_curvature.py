@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Dirichlet, Gamma, MultivariateNormal, Normal, Poisson
 
 import pullback as pb
+from helpers import Embedded, Hidden
 from problems import PROBLEMS
-from test_exponential import Embedded, Hidden
 
 DOUBLE = torch.float64
 KNOWN = dict(zip([p.name for p in PROBLEMS[3:]], [-0.5, -1.0, 0.25, 0.25, 1.0, 1.0, 0.0], strict=True))

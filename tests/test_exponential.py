@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -13,51 +10,13 @@ from torch import Tensor
 from torch.distributions import Normal
 
 import pullback as pb
+from helpers import Embedded, Hidden, christoffel_acceleration
 from problems import PROBLEMS
-from pullback._autodiff.derivatives import pushforward
 from pullback._metrics.connection import acceleration
 from pullback._numerics.ode import integrate
 from pullback._solvers.base import Status
 
 DOUBLE = torch.float64
-
-
-@dataclass(frozen=True)
-class Embedded(pb.Metric):
-    """The metric sym(Dφᵀ Dψ) of a pair of maps; it may hide the pair, so that both forms of the acceleration are seen."""
-
-    phi: Callable[[Tensor], Tensor]
-    psi: Callable[[Tensor], Tensor] | None = None
-    shown: bool = True
-
-    def _pair(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        phi = self.phi(z)
-        return phi, phi if self.psi is None else self.psi(z)
-
-    def tensor(self, z: Tensor) -> Tensor:
-        _, (first, second) = pushforward(self._pair, z)
-        gram = first.movedim(0, -2) @ second.movedim(0, -2).mT
-        return 0.5 * (gram + gram.mT)
-
-    def ds2(self, a: Tensor, b: Tensor) -> Tensor:
-        (p, q), (r, s) = self._pair(a), self._pair(b)
-        return ((r - p) * (s - q)).sum(-1)
-
-    def embed(self, z: Tensor, origin: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        return self._pair(z) if self.shown else None
-
-
-@dataclass(frozen=True)
-class Hidden(pb.Metric):
-    """Another metric without its embedding."""
-
-    metric: pb.Metric
-
-    def tensor(self, z: Tensor) -> Tensor:
-        return self.metric.tensor(z)
-
-    def ds2(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.metric.ds2(a, b)
 
 
 def stereographic(z: Tensor) -> Tensor:
@@ -93,13 +52,6 @@ def starts(n: int = 4) -> tuple[Tensor, Tensor]:
     """Points with positive last coordinate (inside every chart used here) and velocities."""
     z = torch.randn(n, 2, dtype=DOUBLE) * 0.5
     return torch.stack([z[:, 0], 0.5 + z[:, 1].abs()], -1), torch.randn(n, 2, dtype=DOUBLE)
-
-
-def christoffel_acceleration(metric: pb.Metric, z: Tensor, v: Tensor) -> Tensor:
-    """-Γ[v, v] at one point, from the textbook formula and all derivatives of M."""
-    slope = torch.autograd.functional.jacobian(metric.tensor, z)  # ∂M_ij / ∂z_k
-    bend = torch.einsum("ijk,j,k->i", slope, v, v) - 0.5 * torch.einsum("jki,j,k->i", slope, v, v)
-    return -torch.linalg.solve(metric.tensor(z), bend)
 
 
 @pytest.mark.parametrize("name", PAIRS)

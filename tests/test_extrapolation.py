@@ -8,35 +8,13 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Beta, Dirichlet, Distribution, Exponential, Normal, Poisson, Uniform
-from torch.nn.functional import softplus
+from torch.distributions import Bernoulli, Normal, Poisson, Uniform
 
 import pullback as pb
-from test_support import ring, support_at
+from helpers import Linear, ring, support_at
 
 F64 = torch.float64
 CODES = ring()
-
-
-class Linear(nn.Module):
-    """A random linear decoder of one of five families, as in the paper's toy experiment."""
-
-    def __init__(self, family: str):
-        super().__init__()
-        torch.manual_seed(1)
-        self.family = family
-        self.net = nn.Linear(2, 15 if family == "bernoulli" else 6, dtype=F64)
-
-    def forward(self, z: Tensor) -> Distribution:
-        f = self.net(z)
-        first, second = f[..., :3], f[..., 3:6]
-        return {
-            "normal": lambda: Normal(10 * first, 10 * softplus(second)),
-            "bernoulli": lambda: Bernoulli(logits=f),
-            "beta": lambda: Beta(10 * softplus(first), 10 * softplus(second)),
-            "dirichlet": lambda: Dirichlet(softplus(first)),
-            "exponential": lambda: Exponential(softplus(first)),
-        }[self.family]()
 
 
 FAMILIES = ["normal", "bernoulli", "beta", "dirichlet", "exponential"]

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Normal
 
 import pullback as pb
+from helpers import Hidden
 from problems import PROBLEMS, half_plane
 
 DOUBLE = torch.float64
 BY_NAME = {problem.name: problem for problem in PROBLEMS}
 NORMAL, SPHERE, SIMPLEX = (BY_NAME[n] for n in ("Normal half-plane", "sphere S^2", "categorical simplex, 3 categories"))
-
-
-@dataclass(frozen=True)
-class Plain(pb.Metric):
-    """Another metric without its embedding."""
-
-    metric: pb.Metric
-
-    def tensor(self, z: Tensor) -> Tensor:
-        return self.metric.tensor(z)
-
-    def ds2(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.metric.ds2(a, b)
 
 
 def pairs(problem, n: int) -> tuple[Tensor, Tensor]:
@@ -207,7 +193,7 @@ def test_dimensions_the_decoder_ignores(weight):
 
 
 @pytest.mark.parametrize("problem", [NORMAL, SIMPLEX], ids=str)
-@pytest.mark.parametrize("kind", [Plain, lambda m: pb.DivergenceMetric(m.decoder)], ids=["no embedding", "divergence"])
+@pytest.mark.parametrize("kind", [Hidden, lambda m: pb.DivergenceMetric(m.decoder)], ids=["no embedding", "divergence"])
 def test_metrics_that_know_only_tensor_and_ds2(problem, kind):
     a, b = pairs(problem, 3)
     path = pb.geodesic(kind(problem.metric), a, b)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Bernoulli, Gamma, Normal
 
 import pullback as pb
-from helpers import Given
+from helpers import Given, network
 from problems import PROBLEMS
 from pullback._solvers.base import Status
 
@@ -22,11 +22,6 @@ def exact_logarithm(problem, a: Tensor, b: Tensor) -> Tensor:
     """The derivative at 0 of the known path."""
     origin = torch.zeros(1, dtype=DOUBLE)
     return torch.func.jvp(lambda t: problem.path(a, b, t), (origin,), (origin + 1,))[1][:, 0]
-
-
-def network(seed: int = 3) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 10)).double().requires_grad_(False)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
@@ -77,7 +72,7 @@ def test_three_digits_by_default(problem):
     ids=["Euclidean", "hyperboloid", "natural and mean"],
 )
 def test_decoders(family):
-    model = network()
+    model = network(2, 12, 10, seed=3)
     metric = pb.FisherRaoMetric(lambda z: family(model(z)))
     a, b = torch.randn(2, 6, 2, dtype=DOUBLE)
     log = pb.logarithm(metric, a, b, rtol=1e-8)

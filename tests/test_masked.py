@@ -8,15 +8,11 @@ from torch import nn
 from torch.distributions import Bernoulli, Independent, Normal, Poisson
 
 import pullback as pb
+from helpers import network
 from pullback.testing import check_metric
 
 F64 = torch.float64
 SEEN = torch.tensor([True, False, True, True, False, True])
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 6)).double().requires_grad_(False)
 
 
 FAMILIES = {
@@ -30,7 +26,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_silent_features_are_as_if_they_were_not_there(family):
-    net, make, z = network(), FAMILIES[family], torch.randn(5, 2, dtype=F64)
+    net, make, z = network(2, 8, 6), FAMILIES[family], torch.randn(5, 2, dtype=F64)
     masked = pb.FisherRaoMetric(lambda z: pb.masked(make(net(z)), SEEN))
     check_metric(masked, z)
     if family == "Product":
@@ -45,14 +41,14 @@ def test_silent_features_are_as_if_they_were_not_there(family):
 
 
 def test_paths_agree_with_those_of_the_features_seen():
-    net, a, b = network(), *torch.randn(2, 4, 2, dtype=F64)
+    net, a, b = network(2, 8, 6), *torch.randn(2, 4, 2, dtype=F64)
     masked = pb.FisherRaoMetric(lambda z: pb.masked(Bernoulli(logits=net(z)), SEEN))
     chosen = pb.FisherRaoMetric(lambda z: Bernoulli(logits=net(z)[..., SEEN]))
     torch.testing.assert_close(pb.distance(masked, a, b), pb.distance(chosen, a, b), rtol=1e-5, atol=0)
 
 
 def test_each_code_may_have_its_own_mask():
-    net, z = network(), torch.randn(3, 2, dtype=F64)
+    net, z = network(2, 8, 6), torch.randn(3, 2, dtype=F64)
     masks = torch.rand(3, 6) < 0.5
     together = pb.fisher(pb.masked(Bernoulli(logits=net(z)), masks)).matrix
     for k in range(3):

@@ -7,11 +7,12 @@ import pytest
 import torch
 from scipy import sparse
 from scipy.optimize import brentq
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Bernoulli, Normal
 from torch.nn.functional import softplus
 
 import pullback as pb
+from helpers import network
 from problems import PROBLEMS
 from pullback import cli
 from pullback._geometry.pairwise.bounds import nearest_in_position, positions
@@ -20,19 +21,14 @@ from pullback._geometry.pairwise.connectivities import fuzzy_union
 NORMAL, SIMPLEX, SPHERE = (PROBLEMS[i] for i in (3, 5, 7))
 
 
-def network(num_outputs: int) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, num_outputs)).double().requires_grad_(False)
-
-
 def pixels() -> pb.Metric:
-    net = network(100)
+    net = network(2, 16, 100)
     return pb.FisherRaoMetric(lambda z: Bernoulli(logits=2 * net(z)))
 
 
 def scales() -> pb.Metric:
     """A family without a Euclidean embedding."""
-    net = network(6)
+    net = network(2, 16, 6)
     return pb.FisherRaoMetric(lambda z: Normal(net(z)[..., :3], 0.1 + softplus(net(z)[..., 3:])))
 
 

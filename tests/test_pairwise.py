@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Bernoulli
 
 import pullback as pb
+from helpers import network
 from problems import PROBLEMS
 from pullback import cli
 from pullback._geometry.pairwise import store as stores
@@ -29,13 +30,8 @@ from pullback._geometry.pairwise.fingerprint import fingerprint
 NORMAL, SIMPLEX, SPHERE = (PROBLEMS[i] for i in (3, 5, 7))
 
 
-def network(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 12)).double()
-
-
 def curved(seed: int = 0) -> pb.Metric:
-    net = network(seed)
+    net = network(2, 8, 12, seed=seed)
     return pb.FisherRaoMetric(lambda z: Bernoulli(logits=3 * net(z)))
 
 
@@ -372,21 +368,21 @@ def test_a_killed_driver_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
 def test_fingerprints_are_those_of_the_values_in_any_process():
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_pairwise as t;"
-        "print(t.fingerprint(t.curved()), t.fingerprint(t.pb.WithPrior(t.network())))"
+        "print(t.fingerprint(t.curved()), t.fingerprint(t.pb.WithPrior(t.network(2, 8, 12))))"
     )
     seen = {
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in "ab"
     }
-    seen.add(f"{fingerprint(curved())} {fingerprint(pb.WithPrior(network()))}\n")
+    seen.add(f"{fingerprint(curved())} {fingerprint(pb.WithPrior(network(2, 8, 12)))}\n")
     assert len(seen) == 1
 
 
 def test_fingerprints_see_what_decides_values():
-    net, scale = network(), 2.0
+    net, scale = network(2, 8, 12), 2.0
     support = pb.Support.fit(codes())
     things = [
         net,
-        network(1),
+        network(2, 8, 12, seed=1),
         lambda z: net(z),
         lambda z: net(z) + 1,
         lambda z: scale * net(z),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Independent, Normal, Poisson
 
+import helpers
 import pullback as pb
 from problems import PROBLEMS
 
@@ -16,9 +17,7 @@ NORMAL, SPHERE = PROBLEMS[3], PROBLEMS[7]
 
 @pytest.fixture(scope="module")
 def network() -> nn.Module:
-    torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 12)).double()
-    return layers.requires_grad_(False)
+    return helpers.network(2, 16, 12)
 
 
 def ends(n: int = 3) -> tuple[Tensor, Tensor]:

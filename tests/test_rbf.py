@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Normal
 
 import pullback as pb
-from test_support import ring, support_at
+from helpers import ring, support_at
 
 F64 = torch.float64
 

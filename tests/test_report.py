@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.distributions import Bernoulli, NegativeBinomial, Normal
 
 import pullback as pb
-from test_extrapolation import CODES, Linear
+from helpers import Linear, ring
 
 F64 = torch.float64
+CODES = ring()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Gamma, Normal
 
 import pullback as pb
+from helpers import Hidden
 from problems import PROBLEMS
 from pullback._numerics.tridiagonal import _solve_blocks, _unrolled_solve, solve_tridiagonal
 from pullback._solvers.base import Status
@@ -38,19 +38,6 @@ FAMILIES = {
     "hyperboloid pair": lambda z: Normal(FEATURES(z), torch.exp(0.5 * FEATURES(z).flip(-1))),
     "natural and mean parameters": lambda z: Gamma(torch.exp(FEATURES(z)), 2 + torch.sin(FEATURES(z).flip(-1))),
 }
-
-
-@dataclass(frozen=True)
-class Plain(pb.Metric):
-    """Another metric without its embedding."""
-
-    metric: pb.Metric
-
-    def tensor(self, z: Tensor) -> Tensor:
-        return self.metric.tensor(z)
-
-    def ds2(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.metric.ds2(a, b)
 
 
 def systems(B: int, n: int, d: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -175,7 +162,7 @@ def test_gauss_newton_matrix_is_positive_semidefinite_for_euclidean_embeddings()
 
 def test_metrics_without_an_embedding_get_the_exact_gradient():
     nodes, metric = bent(), pb.FisherRaoMetric(FAMILIES["hyperboloid pair"])
-    embedded, plain = (ChordEnergy.of(m, nodes, CHUNK) for m in (metric, Plain(metric)))
+    embedded, plain = (ChordEnergy.of(m, nodes, CHUNK) for m in (metric, Hidden(metric)))
     exact = torch.tensor([False, False])
     first, second = embedded.expand(nodes, exact), plain.expand(nodes, exact)
     assert plain.num_parts == 0
@@ -186,7 +173,7 @@ def test_metrics_without_an_embedding_get_the_exact_gradient():
 def test_metrics_without_an_embedding_get_the_exact_hessian_of_a_constant_tensor():
     nodes = bent(d=3)
     linear = next(p for p in PROBLEMS if p.name == "linear decoder")
-    discrete = ChordEnergy.of(Plain(linear.metric), nodes, CHUNK)
+    discrete = ChordEnergy.of(Hidden(linear.metric), nodes, CHUNK)
     model = discrete.expand(nodes, torch.tensor([False, False]))
     _, hessian = derivatives(discrete, nodes[0])
     torch.testing.assert_close(dense(model.diagonal, model.upper)[0], hessian, rtol=1e-8, atol=1e-8)

@@ -7,25 +7,15 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributions import Bernoulli
 from torch.utils.flop_counter import FlopCounterMode
 
 import pullback as pb
+from helpers import ring, support_at
 from pullback._decoders.support import translated_sigmoid
 
 F64 = torch.float64
-
-
-def ring(n: int = 500, seed: int = 0) -> Tensor:
-    g = torch.Generator().manual_seed(seed)
-    angle = 2 * math.pi * torch.rand(n, generator=g, dtype=F64)
-    return 3 * torch.stack([angle.cos(), angle.sin()], -1) + 0.1 * torch.randn(n, 2, generator=g, dtype=F64)
-
-
-def support_at(centers: Tensor, scale: float = 0.7) -> pb.Support:
-    number = centers.new_tensor
-    return pb.Support(centers, scale=number(scale), edge=number(0.1), spread=number(3.0))
 
 
 @pytest.mark.parametrize("d", [1, 2, 5])

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli
 
 import pullback as pb
+from helpers import Embedded, Hidden, christoffel_acceleration, wiggle
 from problems import PROBLEMS
 from pullback._geometry.transport import _product, _steps
 from pullback._metrics.connection import connection
-from test_exponential import Embedded, Hidden, christoffel_acceleration
 
 DOUBLE = torch.float64
 NORMAL, SIMPLEX, SPHERE, LINEAR = (PROBLEMS[i] for i in (3, 5, 7, 9))
@@ -48,13 +48,6 @@ class Circle(pb.Curve):
 def turned(v: Tensor, angle: Tensor) -> Tensor:
     cos, sin = torch.cos(angle), torch.sin(angle)
     return torch.stack([cos * v[..., 0] - sin * v[..., 1], sin * v[..., 0] + cos * v[..., 1]], -1)
-
-
-def wiggle(a: Tensor, b: Tensor) -> pb.CubicSpline:
-    """A curve from a to b that is no geodesic."""
-    t = torch.linspace(0, 1, 5, dtype=DOUBLE)[:, None]
-    bump = 0.1 * torch.sin(2 * torch.pi * t) * torch.linspace(-1, 1, a.shape[-1], dtype=DOUBLE)
-    return pb.CubicSpline(torch.lerp(a[:, None], b[:, None], t) + bump)
 
 
 def test_holonomy_of_circles_of_latitude():

@@ -47,7 +47,7 @@ from torch.distributions import (
 from torch.nn.functional import normalize
 
 import pullback as pb
-from test_support import ring
+from helpers import ring
 
 F64 = torch.float64
 G = torch.Generator().manual_seed(0)

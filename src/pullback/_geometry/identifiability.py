@@ -93,7 +93,7 @@ def identifiability(
         >>> models = [lambda z: Normal(z, 1.0), lambda z: Normal(z / 3, 1.0)]
         >>> metrics = [pb.FisherRaoMetric(model) for model in models]
         >>> pairs = torch.tensor([[0, 1], [0, 2]])
-        >>> pb.identifiability(metrics, [z, 3 * z], pairs=pairs).variation.round(decimals=3)
+        >>> pb.identifiability(metrics, [z, 3 * z], pairs=pairs, init=pb.CodeGraph.fit).variation.round(decimals=3)
         tensor([0., 0.])
         >>> pb.identifiability(None, [z, 3 * z], pairs=pairs).variation.round(decimals=3)
         tensor([0.7070, 0.7070])

@@ -63,6 +63,7 @@ def explore(
         >>> from torch.distributions import Normal
         >>> decoder = lambda z: Normal(torch.cat([z, z.square()], -1), 0.1)
         >>> explorer = pb.explore(decoder, torch.randn(200, 2), browser=False, block=False)
+        The explorer is at http://127.0.0.1:...
         >>> explorer.url.startswith("http://127.0.0.1:")
         True
         >>> explorer.stop()
