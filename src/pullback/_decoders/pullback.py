@@ -22,18 +22,15 @@ _AT_ONCE = {"cpu": 2**21, "cuda": 2**25}
 
 
 def pulled_back(rule: Rule, decoder: Decoder, z: Tensor) -> Tensor:
-    r"""The tensor :math:`J^	op I J` of shape ``(N, d, d)`` for the information that `rule` gives the decoded distributions.
+    r"""The tensor :math:`J^\top I J` of shape ``(N, d, d)`` for the information that `rule` gives the decoded distributions.
 
     It can be differentiated where the codes require a gradient. Otherwise it is a constant, computed in bounded memory.
     """
     if torch.is_grad_enabled() and z.requires_grad:
         return _pulled_back(rule, decoder, z)
     known = facts(observed(decoder), z)
-    size = (
-        len(z)
-        if known is None
-        else _AT_ONCE.get(z.device.type, 2**21) // ((1 + z.shape[-1]) * max(1, known.num_features))
-    )
+    per_code = (1 + z.shape[-1]) * max(1, known.num_features) if known else 1
+    size = _AT_ONCE.get(z.device.type, 2**21) // per_code if known else len(z)
     with torch.no_grad():
         return torch.cat([_pulled_back(rule, decoder, some) for some in z.split(max(1, size))])
 

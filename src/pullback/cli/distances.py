@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import tyro
 from scipy import sparse
 
 import pullback as pb
+from pullback.cli._own import own
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,8 @@ def _run(options: Options) -> str:
         sparse.save_npz(options.out / "neighbors.npz", sparse.csr_matrix(found.distances))
         return f"{found!r}; {options.out / 'neighbors.npz'} is complete"
     shard = _shard(options.shard)
-    return _report(pb.pairwise_distances(metric, codes, shard=shard, block_size=options.block_size, **engine))
+    store: Any = pb.pairwise_distances(metric, codes, shard=shard, block_size=options.block_size, **engine)
+    return _report(store)
 
 
 def _report(store: pb.DistanceStore) -> str:
@@ -85,30 +84,11 @@ def _report(store: pb.DistanceStore) -> str:
 
 
 def _metric(options: Options) -> pb.Metric:
-    module, _, name = options.decoder.partition(":")
-    if not name:
-        raise ValueError(f"Give the decoder as MODULE:NAME, such as my_module:make_decoder; got {options.decoder!r}.")
-    # As `python -m` does: modules of the present folder come first.
-    sys.path.insert(0, "")
-    found: Any = import_module(module)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ValueError(f"Module {module} has no {name}. Name a function that makes a decoder, or a decoder.")
-        found = getattr(found, part)
-    made = _made(found)
+    made, _ = own(options.decoder)
     made = made.to(options.device) if isinstance(made, torch.nn.Module) else made
     if isinstance(made, pb.Metric):
         return made
     return pb.FisherRaoMetric(pb.WithPrior(made) if options.prior else made)
-
-
-def _made(found: Any) -> Any:
-    """What a function without arguments makes; a metric, a module or a function of codes is taken as it is."""
-    if isinstance(found, pb.Metric | torch.nn.Module):
-        return found
-    parameters = inspect.signature(found).parameters.values()
-    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return found if needed else found()
 
 
 def _codes(options: Options) -> torch.Tensor:

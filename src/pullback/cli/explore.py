@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tyro
-from torch import nn
 
 import pullback as pb
 from pullback._decoders.contract import as_codes
+from pullback.cli._own import own
 from pullback.explorer.builtin import BUILTIN, builtin
 from pullback.explorer.model import Model
-
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def explore(
@@ -61,14 +55,11 @@ def main(arguments: Sequence[str]) -> None:
 
 def _own(name: str, codes: Path, labels: Path | None) -> Model:
     """The model that ``module:attribute`` names, a decoder or a function without arguments that makes one."""
-    module, attribute = name.split(":", 1)
-    # As in ``python -m``: modules of the folder where the command is run.
-    sys.path.insert(0, "")
     try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise SystemExit(f"pullback explore: cannot find {name}: {error}.") from error
-    made = _makes_decoder(found)
+        decoder, made = own(name)
+    except (ImportError, ValueError) as error:
+        raise SystemExit(f"pullback explore: {error}") from error
+    module, attribute = name.split(":", 1)
     lines = [
         "import numpy",
         f"from {module} import {attribute}",
@@ -77,16 +68,7 @@ def _own(name: str, codes: Path, labels: Path | None) -> Model:
         f"codes = torch.as_tensor(numpy.load({str(codes)!r}))",
     ]
     given = None if labels is None else _load(labels)
-    decoder = found() if made else found
     return Model(name, decoder, as_codes(_load(codes), like=decoder), given, lines="\n".join(lines))
-
-
-def _makes_decoder(found: Any) -> bool:
-    """Whether it can be called without codes; a network's signature says nothing, and a network is a decoder."""
-    if isinstance(found, nn.Module):
-        return False
-    required = inspect.Parameter.empty
-    return all(p.default is not required or p.kind in _VARIADIC for p in inspect.signature(found).parameters.values())
 
 
 def _load(file: Path) -> np.ndarray:

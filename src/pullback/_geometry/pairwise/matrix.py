@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,44 +30,6 @@ _LARGEST_BLOCK = 512
 _MEMORY_SHARE = 0.5
 
 
-@overload
-def pairwise_distances(
-    metric: Metric,
-    Z: Float[Tensor, "n d"],
-    Y: Float[Tensor, "m d"] | None = None,
-    *,
-    solver: Solver | None = None,
-    init: Starts = None,
-    n_jobs: int | None = None,
-    client: Any = None,
-    shard: tuple[int, int] | None = None,
-    devices: Sequence[str] | None = None,
-    out: None = None,
-    block_size: int | None = None,
-    batch_size: int | None = None,
-    errors: Literal["nan", "raise"] = "nan",
-) -> Float[Tensor, "n m"]: ...
-
-
-@overload
-def pairwise_distances(
-    metric: Metric,
-    Z: Float[Tensor, "n d"],
-    Y: Float[Tensor, "m d"] | None = None,
-    *,
-    solver: Solver | None = None,
-    init: Starts = None,
-    n_jobs: int | None = None,
-    client: Any = None,
-    shard: tuple[int, int] | None = None,
-    devices: Sequence[str] | None = None,
-    out: str | os.PathLike[str],
-    block_size: int | None = None,
-    batch_size: int | None = None,
-    errors: Literal["nan", "raise"] = "nan",
-) -> DistanceStore: ...
-
-
 def pairwise_distances(
     metric: Metric,
     Z: Float[Tensor, "n d"],
@@ -83,7 +45,7 @@ def pairwise_distances(
     block_size: int | None = None,
     batch_size: int | None = None,
     errors: Literal["nan", "raise"] = "nan",
-) -> Float[Tensor, "n m"] | DistanceStore:
+) -> Float[Tensor, "n m"] | Any:
     """The distances of all pairs: the matrix ``d(Z[i], Y[j])``, or of ``Z`` with itself, symmetric and zero on its diagonal.
 
     The cost is that of as many geodesics; for ``Z`` alone each pair is solved once. The matrix is cut into blocks, which are solved
@@ -133,7 +95,12 @@ def pairwise_distances(
                 [2.0000, 3.6056, 0.0000]], dtype=torch.float64)
     """
     _check(Z, Y, shard, out, errors)
-    job = _job(metric, Z, Y, solver, init, block_size, batch_size)
+    kind = Z.device.type
+    first, second = Z.detach(), (Z if Y is None else Y).detach()
+    size = default_block_size(max(len(first), len(second)), kind) if block_size is None else block_size
+    plan = MatrixPlan(len(first), len(second), size, symmetric=Y is None)
+    batch_size = batch_size or BATCH.get(kind, BATCH["cuda"])
+    job = Job(metric, first, second, plan, solver or GaussNewton(), init, batch_size)
     engine = Engine(n_jobs, client, [str(device) for device in devices] if devices else None)
     blocks = list(job.plan.blocks())
     if out is None:
@@ -156,22 +123,6 @@ def _stored(job: Job, engine: Engine, blocks: list, path: Path, errors: Literal[
             f"{len(failures)} pairs in {path} have no distance, the first ({i}, {j}): {message}.", store
         )
     return DistanceStore(path, store.manifest, store.num_blocks, store.num_missing, num_solved)
-
-
-def _job(
-    metric: Metric,
-    Z: Tensor,
-    Y: Tensor | None,
-    solver: Solver | None,
-    init: Starts,
-    block_size: int | None,
-    batch_size: int | None,
-) -> Job:
-    kind = Z.device.type
-    first, second = Z.detach(), (Z if Y is None else Y).detach()
-    size = default_block_size(max(len(first), len(second)), kind) if block_size is None else block_size
-    plan = MatrixPlan(len(first), len(second), size, symmetric=Y is None)
-    return Job(metric, first, second, plan, solver or GaussNewton(), init, batch_size or BATCH.get(kind, BATCH["cuda"]))
 
 
 def default_block_size(num_codes: int, device_type: str) -> int:

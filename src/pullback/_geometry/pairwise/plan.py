@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,48 +14,12 @@ Write = tuple[tuple[slice, ...], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
-class Plan(abc.ABC):
-    """Blocks of pairs, and where in the result their values go (abstract)."""
-
-    @property
-    @abc.abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """Of the result."""
-
-    @property
-    @abc.abstractmethod
-    def chunk(self) -> tuple[int, ...]:
-        """Shape of the result of one block."""
-
-    @abc.abstractmethod
-    def blocks(self) -> Iterator[Block]:
-        """All blocks to be solved."""
-
-    @abc.abstractmethod
-    def pairs(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the first and of the second codes of a block's pairs."""
-
-    @abc.abstractmethod
-    def writes(self, block: Block, values: np.ndarray, diagonal: float) -> list[Write]:
-        """What to write where for the values of a block's pairs. The chunk at `block` itself comes last."""
-
-    def chunks(self, block: Block) -> list[Block]:
-        """The chunks that `writes` fills."""
-        return [block]
-
-    @property
-    def num_pairs(self) -> int:
-        """In all blocks."""
-        return sum(len(self.pairs(block)[0]) for block in self.blocks())
-
-
-@dataclass(frozen=True, eq=False)
-class MatrixPlan(Plan):
+class MatrixPlan:
     """All pairs of two sets of codes, or of one with itself (each pair once, no code with itself).
 
     >>> plan = MatrixPlan(5, 5, size=3, symmetric=True)
-    >>> list(plan.blocks()), plan.num_pairs
-    ([(0, 0), (0, 1), (1, 1)], 10)
+    >>> list(plan.blocks())
+    [(0, 0), (0, 1), (1, 1)]
     """
 
     num_rows: int
@@ -66,22 +29,21 @@ class MatrixPlan(Plan):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of the result."""
         return self.num_rows, self.num_columns
 
     @property
     def chunk(self) -> tuple[int, ...]:
+        """Shape of the result of one block."""
         return self.size, self.size
 
-    @property
-    def num_pairs(self) -> int:
-        n = self.num_rows
-        return n * (n - 1) // 2 if self.symmetric else n * self.num_columns
-
     def blocks(self) -> Iterator[Block]:
+        """All blocks to be solved."""
         rows, columns = (range(-(-n // self.size)) for n in self.shape)
         return (block for block in itertools.product(rows, columns) if not self.symmetric or block[0] <= block[1])
 
     def pairs(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the first and of the second codes of a block's pairs."""
         rows, columns = self._numbers(block)
         i, j = np.repeat(rows, len(columns)), np.tile(columns, len(rows))
         if self.symmetric and block[0] == block[1]:
@@ -89,6 +51,7 @@ class MatrixPlan(Plan):
         return i, j
 
     def writes(self, block: Block, values: np.ndarray, diagonal: float) -> list[Write]:
+        """What to write where for the values of a block's pairs. The chunk at `block` itself comes last."""
         rows, columns = self._numbers(block)
         here = tuple(slice(part[0], part[-1] + 1) for part in (rows, columns))
         if not self.symmetric:
@@ -102,6 +65,7 @@ class MatrixPlan(Plan):
         return [(here, matrix)]
 
     def chunks(self, block: Block) -> list[Block]:
+        """The chunks that `writes` fills."""
         return [block[::-1], block] if self.symmetric and block[0] != block[1] else [block]
 
     def _numbers(self, block: Block) -> list[np.ndarray]:
@@ -110,7 +74,7 @@ class MatrixPlan(Plan):
 
 
 @dataclass(frozen=True, eq=False)
-class ListPlan(Plan):
+class ListPlan:
     """Pairs that are given one by one.
 
     >>> plan = ListPlan(np.array([0, 0, 1]), np.array([1, 2, 2]), size=2)
@@ -130,10 +94,6 @@ class ListPlan(Plan):
     def chunk(self) -> tuple[int, ...]:
         return (self.size,)
 
-    @property
-    def num_pairs(self) -> int:
-        return len(self.first)
-
     def blocks(self) -> Iterator[Block]:
         return ((k,) for k in range(-(-len(self.first) // self.size)))
 
@@ -144,5 +104,11 @@ class ListPlan(Plan):
     def writes(self, block: Block, values: np.ndarray, diagonal: float) -> list[Write]:
         return [((self._slice(block),), values)]
 
+    def chunks(self, block: Block) -> list[Block]:
+        return [block]
+
     def _slice(self, block: Block) -> slice:
         return slice(block[0] * self.size, min((block[0] + 1) * self.size, len(self.first)))
+
+
+Plan = MatrixPlan | ListPlan
