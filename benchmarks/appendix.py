@@ -1,8 +1,9 @@
 """The paper's appendix check: routes to the metric against theory, on the parameter spaces of Normal and Beta.
 
-The decoder is the identity, so the latent space is the family itself and the theory is its Fisher matrix, written out here with
-scipy, independent of the library. The error is the relative one in the Frobenius norm, over parameters drawn at random. The
-paper prints 5.32e-4 ± 9.63e-4 for Normal and 1.73e-5 ± 1.17e-5 for Beta, with a step and parameters it does not name.
+The decoder is the identity, so the latent space is the family itself and the theory is its Fisher matrix, written out
+here with scipy, independent of the library. The error is the relative one in the Frobenius norm, over parameters drawn
+at random. The paper prints 5.32e-4 ± 9.63e-4 for Normal and 1.73e-5 ± 1.17e-5 for Beta, with a step and parameters it
+does not name.
 """
 
 from __future__ import annotations

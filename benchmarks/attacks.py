@@ -1,11 +1,12 @@
-"""Attacks on the claims of `pullback.geodesic`: lengths that are called converged against closed forms, over a thousand pairs.
+"""Attacks on the claims of `pullback.geodesic`: lengths that are called converged against closed forms, over a thousand
+pairs.
 
     python benchmarks/attacks.py --cases 1000
 
-Each chart is the latent space of a family itself, whose distance is known: normal and log-normal distributions in (μ, σ) and
-(μ, log σ), from near to very far; categorical distributions; spheres; and full families in which both ends share a parameter,
-where the path within the subfamily is only a saddle. For each it prints how many paths converged, how many of those are further
-from the truth than three times their claimed error, and the worst.
+Each chart is the latent space of a family itself, whose distance is known: normal and log-normal distributions in (μ,
+σ) and (μ, log σ), from near to very far; categorical distributions; spheres; and full families in which both ends share
+a parameter, where the path within the subfamily is only a saddle. For each it prints how many paths converged, how many
+of those are further from the truth than three times their claimed error, and the worst.
 """
 
 from __future__ import annotations

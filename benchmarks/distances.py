@@ -1,13 +1,13 @@
 """Distances of whole data sets: how many geodesics per second, and how well do neighbors do without the matrix?
 
-    python benchmarks/distances.py --latent 2                     # a sample of pairs, extrapolated to all; stochman beside it
-    python benchmarks/distances.py --latent 10 --prior
-    python benchmarks/distances.py --latent 2 --neighbors 15
-    python benchmarks/distances.py --latent 2 --save out/ones-2.pt
-    PYTHONPATH=src python benchmarks/distances.py --weights out/ones-2.pt --device cuda --all
+    python benchmarks/distances.py --latent 2 # a sample of pairs, extrapolated to all; stochman beside it python
+    benchmarks/distances.py --latent 10 --prior python benchmarks/distances.py --latent 2 --neighbors 15 python
+    benchmarks/distances.py --latent 2 --save out/ones-2.pt PYTHONPATH=src python benchmarks/distances.py --weights
+    out/ones-2.pt --device cuda --all
 
-The model is a VAE of handwritten ones (or, much harder, of all digits: ``--family digits``) with a decoder of 64, 64 and 784 units. Times are processor time of one thread, except
-on a GPU. With ``--weights``, nothing but torch, numpy and scipy is needed.
+The model is a VAE of handwritten ones (or, much harder, of all digits: ``--family digits``) with a decoder of 64, 64
+and 784 units. Times are processor time of one thread, except on a GPU. With ``--weights``, nothing but torch, numpy and
+scipy is needed.
 """
 
 from __future__ import annotations
@@ -86,9 +86,10 @@ def matrix(options: argparse.Namespace) -> float:
     spent = clock(options.device) - began
     total = len(few) * (len(few) - 1) // 2
     print(
-        f"d = {codes.shape[1]}{' with prior' if options.prior else ''}, {options.device}, {codes.dtype}: {num_pairs} pairs, "
-        f"{int(D.isnan().sum())} failed, {1e3 * spent / num_pairs:.3f} ms per pair, {num_pairs / spent:.0f} pairs per second, "
-        f"peak {memory(options.device):.2f} GB; {total} pairs take {total * spent / num_pairs / 60:.1f} minutes on one core"
+        f"d = {codes.shape[1]}{' with prior' if options.prior else ''}, {options.device}, {codes.dtype}: {num_pairs} "
+        f"pairs, {int(D.isnan().sum())} failed, {1e3 * spent / num_pairs:.3f} ms per pair, {num_pairs / spent:.0f} "
+        f"pairs per second, peak {memory(options.device):.2f} GB; {total} pairs take "
+        f"{total * spent / num_pairs / 60:.1f} minutes on one core"
     )
     return spent / num_pairs
 
@@ -105,7 +106,8 @@ def stochman(options: argparse.Namespace, ours: float) -> None:
     spent = (time.process_time() - began) / len(a)
     share = found.converged.double().mean()
     print(
-        f"stochman: {1e3 * spent:.0f} ms per pair ({share:.0%} converged by its own account), {spent / ours:.0f} times ours"
+        f"stochman: {1e3 * spent:.0f} ms per pair ({share:.0%} converged by its own account), {spent / ours:.0f} times "
+        "ours"
     )
 
 
@@ -118,7 +120,8 @@ def neighbors(options: argparse.Namespace) -> None:
     spent = clock(options.device) - began
     full = len(Z) * (len(Z) - 1) // 2
     print(
-        f"{found!r}: {full / found.num_solved:.0f} times fewer than all, {spent:.0f} s, peak {memory(options.device):.2f} GB"
+        f"{found!r}: {full / found.num_solved:.0f} times fewer than all, {spent:.0f} s, peak "
+        f"{memory(options.device):.2f} GB"
     )
     if not options.queries:
         return

@@ -1,7 +1,7 @@
 """The explorer: from a click to the drawn geodesic in Chromium, and memory over many requests.
 
-Clicks are those of a mouse in a headless browser, at random codes of the model. The page measures from the click to the end
-of drawing, and shows the server's own time beside it.
+Clicks are those of a mouse in a headless browser, at random codes of the model. The page measures from the click to the
+end of drawing, and shows the server's own time beside it.
 
     python benchmarks/explorer.py mnist
 """
@@ -47,7 +47,8 @@ def clicks(explorer: Explorer, count: int) -> list[tuple[float, float]]:
 
 
 PLACES = """(() => {
-    const plot = document.querySelector("#plot"), box = plot.getBoundingClientRect(), { xaxis, yaxis } = plot._fullLayout;
+    const plot = document.querySelector("#plot"), box = plot.getBoundingClientRect();
+    const { xaxis, yaxis } = plot._fullLayout;
     return plot.data.filter((t) => t.customdata).flatMap((t) => t.x.map((x, i) =>
         [box.left + xaxis._offset + xaxis.l2p(x), box.top + yaxis._offset + yaxis.l2p(t.y[i])]));
 })()"""

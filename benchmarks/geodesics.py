@@ -8,9 +8,10 @@
 - ``single``: one geodesic, and a batch of 512, of a 2-64-64-784 decoder to a relative tolerance of 1e-5
 - ``memory``: the peak memory of a batch of 10,000 pairs
 
-Every path is judged alike, by the energy of the curve on 1,000 segments in float64, relative to the lowest energy that any
-solver of the run (and a solver started several times, the reference) found for its pair. Times are the best of several rounds,
-in which the solvers take turns; slow ones get fewer pairs and rounds. Ratios are to our solver on the whole batch.
+Every path is judged alike, by the energy of the curve on 1,000 segments in float64, relative to the lowest energy that
+any solver of the run (and a solver started several times, the reference) found for its pair. Times are the best of
+several rounds, in which the solvers take turns; slow ones get fewer pairs and rounds. Ratios are to our solver on the
+whole batch.
 """
 
 from __future__ import annotations
@@ -195,9 +196,11 @@ def vae(options: argparse.Namespace) -> None:
 
 
 def single(options: argparse.Namespace) -> None:
-    """Times of one geodesic and of a batch of 512, and how far their lengths are from a solution a thousand times finer."""
+    """Times of one geodesic and of a batch of 512, and how far their lengths are from a solution a thousand times
+    finer."""
     print(
-        f"\n{'decoder 2-64-64-784, rtol 1e-5':32s} pairs   CPU ms  wall ms  conv.  error of length: median, share < 1e-5"
+        f"\n{'decoder 2-64-64-784, rtol 1e-5':32s} pairs   CPU ms  wall ms  conv.  error of length: median, share < "
+        "1e-5"
     )
     kinds = {"trained": lambda dtype: models.trained(2, options.cache, dtype), "untrained": _untrained}
     for name, build in kinds.items():
@@ -226,7 +229,8 @@ def _timed(metric: pb.Metric, batches: list[tuple[Tensor, Tensor]], rounds: int,
     error = (length / exact[: len(length)] - 1).abs()
     cpu, wall = (1e3 / size * statistics.median(getattr(c, kind) for c in clocks) for kind in ("cpu", "wall"))
     converged = torch.cat([path.converged for path in paths]).double().mean()
-    return f"{size:5d}  {cpu:7.2f}  {wall:7.2f}   {converged:4.0%}  {error.median():8.1e}  {(error < 1e-5).double().mean():4.0%}"
+    precise = (error < 1e-5).double().mean()
+    return f"{size:5d}  {cpu:7.2f}  {wall:7.2f}   {converged:4.0%}  {error.median():8.1e}  {precise:4.0%}"
 
 
 def memory(options: argparse.Namespace) -> None:
@@ -243,8 +247,8 @@ def batch(options: argparse.Namespace) -> None:
     before, clock = _peak(), Clock()
     path = clock.time(lambda: pb.geodesic(metric, a, b))
     print(
-        f"\nbatch of {len(a)} pairs, 784 features, float64: peak {_peak():.0f} MB in all ({before:.0f} MB before the batch), "
-        f"{path.converged.double().mean():.1%} converged, {1e3 * clock.cpu / len(a):.2f} CPU ms each"
+        f"\nbatch of {len(a)} pairs, 784 features, float64: peak {_peak():.0f} MB in all ({before:.0f} MB before the "
+        f"batch), {path.converged.double().mean():.1%} converged, {1e3 * clock.cpu / len(a):.2f} CPU ms each"
     )
 
 

@@ -4,9 +4,9 @@
     PYTHONPATH=src python benchmarks/geodesics_gpu.py --profile        # and where the time goes
     PYTHONPATH=src python benchmarks/geodesics_gpu.py --device cpu --pairs 8 --rounds 1
 
-A Bernoulli decoder d-256-256-784, at most 64 segments, a relative tolerance of 1e-5. The limit is the time the decoder's matrix
-products alone would take at the card's peak: decoded points (one with d tangents counts 1 + d) times the operations of a forward
-pass. Needs torch, numpy and scipy only.
+A Bernoulli decoder d-256-256-784, at most 64 segments, a relative tolerance of 1e-5. The limit is the time the
+decoder's matrix products alone would take at the card's peak: decoded points (one with d tangents counts 1 + d) times
+the operations of a forward pass. Needs torch, numpy and scipy only.
 """
 
 from __future__ import annotations
@@ -69,12 +69,11 @@ def _line(path: pb.Geodesic, model: models.Model, seconds: float, tf32: bool, ex
     segments, counts = path.num_segments.unique(return_counts=True)
     finest = ", ".join(f"{s}: {c / count:.0%}" for s, c in zip(segments.tolist(), counts.tolist(), strict=True))
     return (
-        f"{count / seconds:9.0f} geodesics/s  {1e3 * seconds:8.1f} ms  converged {path.converged.double().mean():6.1%}  "
-        f"points each {path.num_decoded / count:6.0f}  calls {path.num_calls}  "
-        f"{flops / seconds / 1e12:6.2f} TFLOP/s = {flops / seconds / PEAK[tf32]:.1%} of peak "
-        f"(limit {count * PEAK[tf32] / flops:.0f}/s)\n"
-        f"{'':22s}error of length: median {error.median():.1e}, 99 % {error.quantile(0.99):.1e}, worst {error.max():.1e}; "
-        f"steps on the finest level: median {path.num_steps.median()}, worst {path.num_steps.max()}; segments {finest}"
+        f"{count / seconds:9.0f} geodesics/s  {1e3 * seconds:8.1f} ms  converged {path.converged.double().mean():6.1%} "
+        f" points each {path.num_decoded / count:6.0f}  calls {path.num_calls}  {flops / seconds / 1e12:6.2f} TFLOP/s "
+        f"= {flops / seconds / PEAK[tf32]:.1%} of peak (limit {count * PEAK[tf32] / flops:.0f}/s)\n{'':22s}error of "
+        f"length: median {error.median():.1e}, 99 % {error.quantile(0.99):.1e}, worst {error.max():.1e}; steps on the "
+        f"finest level: median {path.num_steps.median()}, worst {path.num_steps.max()}; segments {finest}"
     )
 
 
@@ -136,7 +135,8 @@ def main() -> None:
     Distribution.set_default_validate_args(False)
     name = torch.cuda.get_device_name() if options.device.startswith("cuda") else options.device
     print(
-        f"{name}, torch {torch.__version__}, {options.pairs} pairs, at most {options.max_segments} segments, rtol {options.rtol}"
+        f"{name}, torch {torch.__version__}, {options.pairs} pairs, at most {options.max_segments} segments, rtol "
+        f"{options.rtol}"
     )
     for d in options.dims:
         measure(d, options)

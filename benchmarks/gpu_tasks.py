@@ -1,10 +1,11 @@
-"""What is built on paths, on a GPU in single precision: exponentials, logarithms, transport, means, distance matrices, convolutions.
+"""What is built on paths, on a GPU in single precision: exponentials, logarithms, transport, means, distance matrices,
+convolutions.
 
     PYTHONPATH=src python benchmarks/gpu_tasks.py
     PYTHONPATH=src python benchmarks/gpu_tasks.py --device cpu --size 16 --tasks exp log
 
-Every task runs once to warm up, then is timed. Results are compared with double precision on the same device. Needs torch, numpy and scipy;
-the matrix and the means need scikit-learn too.
+Every task runs once to warm up, then is timed. Results are compared with double precision on the same device. Needs
+torch, numpy and scipy; the matrix and the means need scikit-learn too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ HIDDEN = (256, 256)
 
 
 class Images(nn.Module):
-    """A convolutional decoder from 32 dimensions to 3 × 64 × 64, with batch normalization, a residual block and group normalization."""
+    """A convolutional decoder from 32 dimensions to 3 × 64 × 64, with batch normalization, a residual block and group
+    normalization."""
 
     def __init__(self, d: int = 32, width: int = 64) -> None:
         super().__init__()
@@ -112,7 +114,8 @@ def matrix(d: int, size: int, device: str) -> None:
     D, seconds = timed(lambda: pb.pairwise_distances(metric, model.codes[:size]), device)
     pairs = size * (size - 1) // 2
     print(
-        f"matrix of {size} codes, d = {d}: {seconds:.1f} s, {pairs / seconds:.0f} geodesics a second, {int(torch.isnan(torch.as_tensor(D)).sum())} NaN",
+        f"matrix of {size} codes, d = {d}: {seconds:.1f} s, {pairs / seconds:.0f} geodesics a second, "
+        f"{int(torch.isnan(torch.as_tensor(D)).sum())} NaN",
         flush=True,
     )
 
@@ -131,8 +134,8 @@ def convolutions(_d: int, size: int, device: str) -> None:
         path, seconds = twice(lambda metric=metric, a=a, b=b: pb.geodesic(metric, a, b), device)
         memory = torch.cuda.max_memory_allocated() / 2**30 if device.startswith("cuda") else float("nan")
         print(
-            f"convolutions to 3 × 64 × 64, d = 32, {name}: {len(a)} geodesics in {seconds:.2f} s, {int(path.converged.sum())} converged, "
-            f"length {path.length.mean():.1f}, {memory:.1f} GiB",
+            f"convolutions to 3 × 64 × 64, d = 32, {name}: {len(a)} geodesics in {seconds:.2f} s, "
+            f"{int(path.converged.sum())} converged, length {path.length.mean():.1f}, {memory:.1f} GiB",
             flush=True,
         )
 

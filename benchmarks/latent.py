@@ -5,7 +5,8 @@
 
 Times are CPU seconds on one thread. Tasks:
 
-- ``paths``: 64 pairs of codes in one batch, bare, with the prior, with a wall, and with both; the energy against the best of several starts
+- ``paths``: 64 pairs of codes in one batch, bare, with the prior, with a wall, and with both; the energy against the
+  best of several starts
 - ``logs``: exp(log) at the default tolerance and at 1e-10
 - ``means``: the Fréchet mean of 200 codes, geodesic k-means of 500 codes
 - ``peers``: stochman and GEORCE on the same pairs and metric
@@ -57,8 +58,9 @@ def paths(model: models.Model, names: list[str], num_pairs: int, restarts: int) 
         excess = path.energy / best - 1
         print(
             f"  {name:12s} {1e3 * seconds / num_pairs:8.1f} ms  {path.num_decoded / num_pairs:8.0f} points  "
-            f"{int(path.converged.sum()):3d} of {num_pairs} converged  {int(path.leaves_support.sum()):3d} leave the data  "
-            f"length {path.length.mean():6.2f}  energy above the best: median {excess.median():.1e}, worst {excess.max():.1e}",
+            f"{int(path.converged.sum()):3d} of {num_pairs} converged  {int(path.leaves_support.sum()):3d} leave the "
+            f"data  length {path.length.mean():6.2f}  energy above the best: median {excess.median():.1e}, worst "
+            f"{excess.max():.1e}",
             flush=True,
         )
 
@@ -89,9 +91,9 @@ def logs(model: models.Model, names: list[str], num_pairs: int) -> None:
             there = pb.exponential(metric, a, found.velocity, **options)
             miss = (there.end - b).norm(dim=-1) / (b - a).norm(dim=-1)
             print(
-                f"  {name:12s} log at {rtol or 'default'}: {1e3 * seconds / num_pairs:8.1f} ms ({seconds / alone:4.1f} of the "
-                f"geodesics), exp(log) misses by {miss.max():.1e} at worst, {int((miss < ((rtol and 1e-8) or 1e-3)).sum())} of "
-                f"{num_pairs} within {(rtol and 1e-8) or 1e-3}",
+                f"  {name:12s} log at {rtol or 'default'}: {1e3 * seconds / num_pairs:8.1f} ms ({seconds / alone:4.1f} "
+                f"of the geodesics), exp(log) misses by {miss.max():.1e} at worst, "
+                f"{int((miss < ((rtol and 1e-8) or 1e-3)).sum())} of {num_pairs} within {(rtol and 1e-8) or 1e-3}",
                 flush=True,
             )
 
@@ -122,8 +124,8 @@ def peers_on(model: models.Model, names: list[str], num_pairs: int) -> None:
             other, slow = timed(lambda peer=peer, problem=problem: peer(problem))
             energy = pb.energy(metric, pb.CubicSpline(other.points), num_segments=1000)
             print(
-                f"  {name:12s} {peer.__name__:9s} {slow / seconds:6.1f} times our time, energy {(energy / ours.energy).median():.3f} "
-                "of ours in the median",
+                f"  {name:12s} {peer.__name__:9s} {slow / seconds:6.1f} times our time, energy "
+                f"{(energy / ours.energy).median():.3f} of ours in the median",
                 flush=True,
             )
 

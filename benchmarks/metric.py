@@ -1,10 +1,12 @@
 """Time and memory of the metric tensor of a 2-128-256-784 Bernoulli decoder, against the other ways to get it.
 
-- stochman 0.3.0: Jacobian of the logits by `stochman.nnj`, contracted with p(1 - p); its network is built from its own layers
+- stochman 0.3.0: Jacobian of the logits by `stochman.nnj`, contracted with p(1 - p); its network is built from its own
+  layers
 - finite differences of the KL divergence, the paper's proposition
 - `torch.vmap(torch.func.jacrev)`, mapped over the points
 
-All in one process and on the same weights, the best of several runs in turn. Ratios are to ours: above 1, ours is faster.
+All in one process and on the same weights, the best of several runs in turn. Ratios are to ours: above 1, ours is
+faster.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def methods(dtype: torch.dtype) -> dict[str, Method]:
 
 
 def kl_differences(decoder: Callable[[Tensor], Bernoulli], z: Tensor, step: float = 1e-2) -> Tensor:
-    """M_ii = 2 KL(e_i) / ε² and M_ij = (KL(e_i + e_j) - KL(e_i) - KL(e_j)) / ε², the shifts of all points in one batch."""
+    """M_ii = 2 KL(e_i) / ε² and M_ij = (KL(e_i + e_j) - KL(e_i) - KL(e_j)) / ε², the shifts of all points in one
+    batch."""
     e1, e2 = torch.eye(2, dtype=z.dtype)
     shifts = step * torch.stack([e1, e2, e1 + e2])
     shifted = decoder(z + shifts[:, None])
@@ -90,7 +93,8 @@ def compare(num_points: int, dtype: torch.dtype, threads: int, grad: bool, round
         for method in candidates.values():
             method(z)  # the first call pays for torch's lazy imports
         best = best_times(candidates, z, rounds)
-    setting = f"{num_points:5d} points  {str(dtype)[6:]}  {threads} thread{'s' * (threads > 1)}  grad {'on' if grad else 'off'}"
+    plural, mode = "s" * (threads > 1), "on" if grad else "off"
+    setting = f"{num_points:5d} points  {str(dtype)[6:]}  {threads} thread{plural}  grad {mode}"
     row = "   ".join(f"{name} {1e3 * t:.2f} ms ({t / best['pullback']:.2f})" for name, t in best.items())
     print(f"{setting:42s} {row}", flush=True)
 
@@ -104,7 +108,8 @@ def check_agreement() -> None:
 
 
 def peak_memory(num_points: int) -> None:
-    """Prints the high-water mark while `num_points` tensors are computed, in MB: beyond the process before, and in all."""
+    """Prints the high-water mark while `num_points` tensors are computed, in MB: beyond the process before, and in
+    all."""
     network = mlp(nn, torch.float64)
     tensor = pb.FisherRaoMetric(lambda z: Bernoulli(logits=network(z))).tensor
     tensor(torch.zeros(1, 2, dtype=torch.float64))

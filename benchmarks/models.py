@@ -1,7 +1,8 @@
-"""The decoders that the geodesic benchmarks run on: VAEs of several families trained on real data, and untrained networks.
+"""The decoders that the geodesic benchmarks run on: VAEs of several families trained on real data, and untrained
+networks.
 
-Training takes less than a minute on one CPU thread, and its result is cached. With 8 and 16 latent dimensions some collapse onto
-the prior, as they do in practice: the decoder ignores them, and its metric is nearly singular.
+Training takes less than a minute on one CPU thread, and its result is cached. With 8 and 16 latent dimensions some
+collapse onto the prior, as they do in practice: the decoder ignores them, and its metric is nearly singular.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 r"""Other ways to find geodesics, each as good as its published form allows.
 
-- `georce`: the iteration of Rygaard & Hauberg 2025, *GEORCE: a fast new control algorithm for computing geodesics*, written from
-  its formulas. The energy is :math:`T \sum_i u_i^\top G(x_i) u_i` with the metric at the left end of each step
-  :math:`u_i = x_{i+1} - x_i`. With G and the exact gradients :math:`\nu_i = \nabla_x u_i^\top G(x) u_i` frozen, the minimizer that joins
-  the end points is :math:`u_i = -\frac12 G_i^{-1}(\mu + \sum_{j>i} \nu_j)`, where :math:`\mu` is fixed by :math:`\sum_i u_i = b - a`;
-  a backtracking line search leads toward it. It is given more than its paper does: curves that are done leave the batch,
-  and it stops by the same rule as our solver instead of at a fixed norm of the gradient.
+- `georce`: the iteration of Rygaard & Hauberg 2025, *GEORCE: a fast new control algorithm for computing geodesics*,
+  written from its formulas. The energy is :math:`T \sum_i u_i^\top G(x_i) u_i` with the metric at the left end of each
+  step :math:`u_i = x_{i+1} - x_i`. With G and the exact gradients :math:`\nu_i = \nabla_x u_i^\top G(x) u_i` frozen,
+  the minimizer that joins the end points is :math:`u_i = -\frac12 G_i^{-1}(\mu + \sum_{j>i}
+  \nu_j)`, where :math:`\mu` is fixed by :math:`\sum_i u_i = b - a`; a backtracking line search leads toward it. It is
+  given more than its paper does: curves that are done leave the batch, and it stops by the same rule as our solver
+  instead of at a fixed norm of the gradient.
 - `lbfgs`: scipy's L-BFGS-B on the nodes of the symmetric chord energy, one pair at a time.
-- `stochman`: stochman 0.3.0's ``connecting_geodesic`` as it comes (Adam on a cubic spline, 150 steps, 20 points), with the energy
-  :math:`2T \sum_i \mathrm{KL}`; every point is decoded once.
+- `stochman`: stochman 0.3.0's ``connecting_geodesic`` as it comes (Adam on a cubic spline, 150 steps, 20 points), with
+  the energy :math:`2T \sum_i \mathrm{KL}`; every point is decoded once.
 
-Work is counted in decoded points: a point with k tangents counts 1 + k, and a reverse pass as much as the forward pass before it
-(weights are frozen, so it computes the gradient in the codes only).
+Work is counted in decoded points: a point with k tangents counts 1 + k, and a reverse pass as much as the forward pass
+before it (weights are frozen, so it computes the gradient in the codes only).
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Problem:
 
 @dataclass
 class Outcome:
-    """What a solver found: curves on uniform parameters, which of them it calls converged, and its work on all of them."""
+    """What a solver found: curves on uniform parameters, which of them it calls converged, and its work on all of
+    them."""
 
     points: Tensor  # (B, n, d)
     converged: Tensor  # (B,)
@@ -75,7 +77,7 @@ class Work:
         self.num_decoded += num_points
 
 
-# --- GEORCE -------------------------------------------------------------------------------------------------------------
+# --- GEORCE -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -165,7 +167,7 @@ def georce(problem: Problem, num_segments: int = NUM_SEGMENTS, max_steps: int = 
     return Georce(problem.metric, problem.start(num_segments + 1).clone()).run(max_steps)
 
 
-# --- L-BFGS -------------------------------------------------------------------------------------------------------------
+# --- L-BFGS -----------------------------------------------------------------------------------------------------------
 
 
 def lbfgs(problem: Problem, num_segments: int = NUM_SEGMENTS, max_steps: int = 1000) -> Outcome:
@@ -197,7 +199,7 @@ def _chord_energy(metric: pb.FisherRaoMetric, nodes: Tensor) -> Tensor:
     return (len(nodes) - 1) * (dual[0].diff(dim=0) * dual[1].diff(dim=0)).sum()
 
 
-# --- stochman -----------------------------------------------------------------------------------------------------------
+# --- stochman ---------------------------------------------------------------------------------------------------------
 
 _PARAMETERS = {
     Normal: ("loc", "scale"),

@@ -1,8 +1,9 @@
 """Settings of every test: one thread, fixed seeds, and the shapes in public signatures checked at every call.
 
-The annotations ``Float[Tensor, "*batch d"]`` are documentation for users and are never evaluated in their programs. Here
-jaxtyping and beartype check them on the way in and on the way out. A call that breaks an annotation must be refused by the
-library itself, with its own sentence; only if it lets the call through does the checker's complaint fail the test.
+The annotations ``Float[Tensor, "*batch d"]`` are documentation for users and are never evaluated in their programs.
+Here jaxtyping and beartype check them on the way in and on the way out. A call that breaks an annotation must be
+refused by the library itself, with its own sentence; only if it lets the call through does the checker's complaint fail
+the test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Decoders of the continuous families, and divergences written out where torch has none or one that autodiff gets wrong."""
+"""Decoders of the continuous families, and divergences written out where torch has none or one that autodiff gets
+wrong."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ class Given(Solver):
 
 @dataclass(frozen=True)
 class Embedded(pb.Metric):
-    """The metric sym(Dφᵀ Dψ) of a pair of maps; it may hide the pair, so that both forms of the acceleration are seen."""
+    """The metric sym(Dφᵀ Dψ) of a pair of maps; it may hide the pair, so that both forms of the acceleration are
+    seen."""
 
     phi: Callable[[Tensor], Tensor]
     psi: Callable[[Tensor], Tensor] | None = None
@@ -153,7 +154,8 @@ def log_normalizer(
     num_samples: int = 512,
     generator: torch.Generator | None = None,
 ) -> LogNormalizer:
-    """The normalization constant of a LAND by Monte Carlo over the exponential map: C = ∫ exp(-½ vᵀΓv) √det M |det DExp| dv."""
+    """The normalization constant of a LAND by Monte Carlo over the exponential map: C = ∫ exp(-½ vᵀΓv) √det M |det
+    DExp| dv."""
     pairs = -(-num_samples // (2 * NUM_REPLICATES))
     noise = torch.randn(NUM_REPLICATES, pairs, len(mean), dtype=mean.dtype, device=mean.device, generator=generator)
     noise = torch.cat([noise, -noise], 1).flatten(0, 1)
@@ -171,7 +173,8 @@ def log_normalizer(
 
 
 def _carried(metric: pb.Metric, base: str, mean: Tensor, v: Tensor, shifts: Tensor) -> tuple[Tensor, Tensor]:
-    """End points of geodesics, and the logarithm of the base measure there; NaN where the geodesic equation was not solved."""
+    """End points of geodesics, and the logarithm of the base measure there; NaN where the geodesic equation was not
+    solved."""
     moves = torch.cat([torch.zeros_like(shifts[:1]), shifts.mT, -shifts.mT])
     flow = pb.exponential(metric, mean, v[:, None] + moves, rtol=1e-8, atol=1e-8)
     d, ends = len(mean), flow.end.detach()

@@ -16,7 +16,8 @@ from pullback._autodiff.derivatives import pushforward
 
 @dataclass(frozen=True)
 class Case:
-    """A decoder of one family: a smooth, curved map from codes to its parameters (all of them, so every entry of I is seen)."""
+    """A decoder of one family: a smooth, curved map from codes to its parameters (all of them, so every entry of I is
+    seen)."""
 
     name: str
     decoder: Callable[[Tensor], Distribution]
@@ -72,8 +73,8 @@ def check_embedding(case: Case) -> None:
 
 
 def check_frame(case: Case) -> None:
-    """A metric's frame is its embedding and the derivatives of it, up to a constant; families whose root is that derivative
-    (`pullback.Information.isometric`) reach it without differentiating the embedding."""
+    """A metric's frame is its embedding and the derivatives of it, up to a constant; families whose root is that
+    derivative (`pullback.Information.isometric`) reach it without differentiating the embedding."""
     metric = pb.FisherRaoMetric(case.decoder)
     for origin in (None, case.z[:1]):
         phi, psi = metric.embed(case.z, origin=origin)
@@ -105,5 +106,6 @@ def check_chord_order(case: Case) -> None:
 
 
 def check_promises(case: Case) -> None:
-    """What the family's `Information` declares of itself holds, and is declared wherever the embedding has one number a coordinate."""
+    """What the family's `Information` declares of itself holds, and is declared wherever the embedding has one number a
+    coordinate."""
     testing._promises(pb.FisherRaoMetric(case.decoder), case.z, 1e-7)

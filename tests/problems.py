@@ -23,7 +23,8 @@ Path = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Problem:
     """A metric on codes ``(*batch, d)`` whose distances and minimal geodesics are known.
 
-    `points(n)` draws n codes ``(n, d)``; `distance(a, b)` is exact; `path(a, b, t)` with ``t`` of shape ``(m,)`` gives codes ``(n, m, d)``.
+    `points(n)` draws n codes ``(n, d)``; `distance(a, b)` is exact; `path(a, b, t)` with ``t`` of shape ``(m,)`` gives
+    codes ``(n, m, d)``.
     """
 
     name: str
@@ -45,7 +46,8 @@ def box(low: list[float], high: list[float]) -> Points:
 def line(
     name: str, family: Callable[[Tensor], torch.distributions.Distribution], chart: Callable, inverse: Callable
 ) -> Problem:
-    """A family of one parameter: a line with the variance-stabilizing coordinate `chart`, whose inverse is `inverse`."""
+    """A family of one parameter: a line with the variance-stabilizing coordinate `chart`, whose inverse is
+    `inverse`."""
 
     def path(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
         return inverse(torch.lerp(chart(a)[:, None], chart(b)[:, None], t[:, None]))

@@ -1,9 +1,9 @@
 """The categorical example of Arvanitidis et al. 2022: an energy from great-circle distances, and nothing else.
 
-Categorical distributions with the Fisher-Rao metric are the positive part of a sphere of radius two, by p -> 2√p. The closed-form
-distance 2 arccos Σ√(p q) of two decodings is a squared step like any other (the paper prints it without the factor 2, so its
-energy is low by 4). A metric of a dozen lines makes it one; energies, lengths and shortest paths must then be those of the
-sphere, and those of the library's own metric in the limit.
+Categorical distributions with the Fisher-Rao metric are the positive part of a sphere of radius two, by p -> 2√p. The
+closed-form distance 2 arccos Σ√(p q) of two decodings is a squared step like any other (the paper prints it without the
+factor 2, so its energy is low by 4). A metric of a dozen lines makes it one; energies, lengths and shortest paths must
+then be those of the sphere, and those of the library's own metric in the limit.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def test_any_other_path_is_longer():
 
 
 def test_least_energy_is_the_great_circle():
-    """Descent on the energy alone, by automatic differentiation, bends a line into the great circle at constant speed."""
+    """Descent on the energy alone, by automatic differentiation, bends a line into the great circle at constant
+    speed."""
 
     def softmax(z: Tensor) -> Categorical:
         return Categorical(logits=torch.nn.functional.pad(z, (0, 1))[..., None, :])

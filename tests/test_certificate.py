@@ -88,7 +88,8 @@ def full_normal(z: Tensor) -> MultivariateNormal:
     return MultivariateNormal(z[..., :2], scale_tril=factor)
 
 
-# Whole families: the codes are all their parameters. The ends share the first one of those in which a closed form takes it for known.
+# Whole families: the codes are all their parameters. The ends share the first one of those in which a closed form takes
+# it for known.
 FAMILIES = {
     "Bernoulli": (lambda z: Bernoulli(logits=z[..., 0]), [-2.0], [3.0]),
     "Binomial": (lambda z: Binomial(z[..., 0].exp(), logits=z[..., 1], validate_args=False), [3.0, -3.0], [3.0, 3.0]),
@@ -138,7 +139,8 @@ FAMILIES = {
 
 
 def shortest_detour(metric: pb.Metric, a: Tensor, b: Tensor) -> Tensor:
-    """The length of the shortest of many explicit paths: the straight line, bent along one coordinate up to six units."""
+    """The length of the shortest of many explicit paths: the straight line, bent along one coordinate up to six
+    units."""
     t = torch.linspace(0, 1, 151, dtype=DOUBLE)[:, None]
     bends = torch.linspace(-6, 6, 25, dtype=DOUBLE)[:, None, None] * torch.eye(len(a), dtype=DOUBLE)
     paths = a + t * (b - a) + bends.reshape(-1, 1, len(a)) * (1 - (2 * t - 1) ** 4)

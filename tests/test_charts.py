@@ -1,4 +1,5 @@
-"""Exponential, logarithm, transport and curvature in charts of spheres and hyperbolic planes, against formulas in the space around."""
+"""Exponential, logarithm, transport and curvature in charts of spheres and hyperbolic planes, against formulas in the
+space around."""
 
 from __future__ import annotations
 
@@ -195,7 +196,8 @@ def test_mean_of_points_symmetric_about_a_center(form):
 
 
 def test_means_of_counts_and_of_categories():
-    """The mean rate is the square of the mean root; categories average on the sphere, by a fixed point of the closed forms."""
+    """The mean rate is the square of the mean root; categories average on the sphere, by a fixed point of the closed
+    forms."""
     rates = torch.randn(6, 3, dtype=DOUBLE)
     share = torch.rand(6, dtype=DOUBLE) + 0.5
     share /= share.sum()

@@ -1,4 +1,5 @@
-"""Distributions made of others: products, independent features, changes of variable, mixtures; and the score estimator."""
+"""Distributions made of others: products, independent features, changes of variable, mixtures; and the score
+estimator."""
 
 from __future__ import annotations
 
@@ -219,7 +220,9 @@ def test_embedding_of_euclidean_parts_is_euclidean():
 def test_distance_of_a_product_is_pythagorean():
     a, b = codes(), codes() + 0.3
     p, q = (pb.Product(Normal(z, 1 + z**2), Independent(Poisson(z.exp()), 1)) for z in (a, b))
-    squares = pb.rao_distance(p.components[0], q.components[0]).square().sum(-1) + pb.rao_distance(*(r.components[1].base_dist for r in (p, q))).square().sum(-1)  # fmt: skip
+    first = pb.rao_distance(p.components[0], q.components[0])
+    second = pb.rao_distance(*(r.components[1].base_dist for r in (p, q)))
+    squares = first.square().sum(-1) + second.square().sum(-1)
     torch.testing.assert_close(pb.rao_distance(p, q), squares.sqrt())
     torch.testing.assert_close(pb.rao_distance(p, p), torch.zeros(5, dtype=F64))
 
@@ -227,7 +230,8 @@ def test_distance_of_a_product_is_pythagorean():
 def test_fixed_changes_of_variable_leave_the_geometry_alone():
     z = codes()
     scale = nn.Parameter(torch.rand(3, dtype=F64) + 0.5)
-    standardized = [AffineTransform(torch.randn(3, dtype=F64), softplus(scale)), SigmoidTransform(), PowerTransform(torch.tensor(2.0, dtype=F64))]  # fmt: skip
+    square = PowerTransform(torch.tensor(2.0, dtype=F64))
+    standardized = [AffineTransform(torch.randn(3, dtype=F64), softplus(scale)), SigmoidTransform(), square]
     plain = pb.FisherRaoMetric(lambda z: parts(z)[0])
     moved = pb.FisherRaoMetric(lambda z: TransformedDistribution(parts(z)[0], standardized))
     torch.testing.assert_close(moved.tensor(z), plain.tensor(z), rtol=0, atol=0)

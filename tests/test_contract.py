@@ -1,4 +1,5 @@
-"""Decoders as people write them: called with (N, d) everywhere, differentiated as torch defines it, refused with a sentence."""
+"""Decoders as people write them: called with (N, d) everywhere, differentiated as torch defines it, refused with a
+sentence."""
 
 from __future__ import annotations
 
@@ -253,7 +254,8 @@ def test_validation_is_put_back_by_the_last_thread():
 
 
 def test_threads_get_what_one_thread_gets():
-    """Attention needs kernels that are chosen globally; the random numbers of other threads are none of its business."""
+    """Attention needs kernels that are chosen globally; the random numbers of other threads are none of its
+    business."""
     metric = pb.FisherRaoMetric(flat_decoder("transformer"))
     settings = (torch.backends.mha.get_fastpath_enabled(), Distribution._validate_args)
     z = codes(3)

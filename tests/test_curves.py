@@ -306,7 +306,8 @@ def test_chunks_do_not_change_the_result(metric, num_segments, monkeypatch):
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
 def test_rounding_stays_local_far_from_the_base_point(dtype, rtol):
-    """At μ/σ = 1000 the coordinates of the embedding are a million times the steps; the origin moves along with the curve."""
+    """At μ/σ = 1000 the coordinates of the embedding are a million times the steps; the origin moves along with the
+    curve."""
     s = torch.linspace(0, 1, 257, dtype=torch.float64)
     nodes = torch.stack([1 + 1e-3 * s, 1e-3 * (1 + 0.1 * s)], -1).to(dtype)
     expected = pb.energy(Hidden(HALF_PLANE), nodes.double())

@@ -1,4 +1,5 @@
-"""Motion: readers against each other, against poses laid out by hand, and against an independent reading of recordings."""
+"""Motion: readers against each other, against poses laid out by hand, and against an independent reading of
+recordings."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ needs_recordings = pytest.mark.skipif(not REAL, reason="PULLBACK_DATA is not set
 
 @dataclass(frozen=True)
 class Tree:
-    """A skeleton without branches of length 0, moving at random: joint j > 0 hangs on ``parents[j]`` at ``offsets[j]``."""
+    """A skeleton without branches of length 0, moving at random: joint j > 0 hangs on ``parents[j]`` at
+    ``offsets[j]``."""
 
     parents: tuple[int, ...]
     offsets: np.ndarray  # (joints, 3)
@@ -146,7 +148,8 @@ Frame Time: 0.0333333
 
 
 def test_pose_by_hand(tmp_path):
-    """The spine points up; the upper arm is turned a quarter about z, so it points up; the elbow turns it about its own x and then z."""
+    """The spine points up; the upper arm is turned a quarter about z, so it points up; the elbow turns it about its own
+    x and then z."""
     file = write(tmp_path / "arm.bvh", ARM.format(row="1 2 3  0 0 0  90 0 0  90 0 90.5"))
     motion = data.motion(file)
     assert motion.bones == ("hip", "upper", "lower")

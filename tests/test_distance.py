@@ -178,7 +178,8 @@ def test_second_derivatives_are_refused():
 
 
 def test_a_path_that_minimizing_would_leave_keeps_its_length():
-    """A detour, as around a wall that coarse nodes would step over: its length is known, its gradient is not, and that is said."""
+    """A detour, as around a wall that coarse nodes would step over: its length is known, its gradient is not, and that
+    is said."""
     a, b = live(LINEAR, 2)
     t = torch.linspace(0, 1, 65, dtype=DOUBLE)[:, None]
     detour = torch.lerp(a[:, None], b[:, None], t) + torch.sin(torch.pi * t) * torch.ones(3, dtype=DOUBLE)

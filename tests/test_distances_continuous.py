@@ -153,7 +153,8 @@ def test_distance_has_a_zero_gradient_at_equal_points() -> None:
 
 
 def eriksen_geodesic(x: Tensor, B: Tensor, t: Tensor) -> MultivariateNormal:
-    """The geodesic from N(0, 1) with initial Σ⁻¹μ = x t, Σ⁻¹ = 1 - B t + O(t²), by Eriksen's matrix exponential (1987)."""
+    """The geodesic from N(0, 1) with initial Σ⁻¹μ = x t, Σ⁻¹ = 1 - B t + O(t²), by Eriksen's matrix exponential
+    (1987)."""
     dim = len(x)
     A = torch.zeros(2 * dim + 1, 2 * dim + 1, dtype=F64)
     A[:dim, :dim], A[:dim, dim], A[dim, :dim] = -B, x, x

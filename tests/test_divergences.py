@@ -62,6 +62,10 @@ def tensor(*values: float) -> Tensor:
     return torch.tensor(values, dtype=F64)
 
 
+def number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=F64)
+
+
 @dataclass(frozen=True)
 class Case:
     """Two members of a family and its support: an interval for an integral, or a list of points for a sum."""
@@ -90,28 +94,30 @@ class Case:
 
 
 N = torch.arange(400, dtype=F64)
+CIRCLE = (-math.pi, math.pi)
+FOUR = torch.stack([N[:5], 4 - N[:5]], -1)
 CASES = [
-    Case("Bernoulli", Bernoulli(logits=tensor(0.4)[0]), Bernoulli(logits=tensor(-1.1)[0]), N[:2]),
-    Case("Bernoulli by probabilities", Bernoulli(tensor(0.2)[0]), Bernoulli(tensor(0.7)[0]), N[:2]),
-    Case("Binomial", Binomial(9, logits=tensor(0.4)[0]), Binomial(9, logits=tensor(-1.1)[0]), N[:10]),
-    Case("Geometric", Geometric(tensor(0.3)[0]), Geometric(tensor(0.6)[0]), N),
-    Case("Negative binomial", NegativeBinomial(3.5, tensor(0.3)[0]), NegativeBinomial(3.5, tensor(0.5)[0]), N),
-    Case("Poisson", Poisson(tensor(3.0)[0]), Poisson(tensor(7.5)[0]), N[:150]),
+    Case("Bernoulli", Bernoulli(logits=number(0.4)), Bernoulli(logits=number(-1.1)), N[:2]),
+    Case("Bernoulli by probabilities", Bernoulli(number(0.2)), Bernoulli(number(0.7)), N[:2]),
+    Case("Binomial", Binomial(9, logits=number(0.4)), Binomial(9, logits=number(-1.1)), N[:10]),
+    Case("Geometric", Geometric(number(0.3)), Geometric(number(0.6)), N),
+    Case("Negative binomial", NegativeBinomial(3.5, number(0.3)), NegativeBinomial(3.5, number(0.5)), N),
+    Case("Poisson", Poisson(number(3.0)), Poisson(number(7.5)), N[:150]),
     Case("Categorical", Categorical(tensor(0.2, 0.5, 0.3)), Categorical(tensor(0.6, 0.3, 0.1)), N[:3]),
     Case("One-hot", OneHotCategorical(tensor(0.2, 0.8)), OneHotCategorical(tensor(0.6, 0.4)), torch.eye(2, dtype=F64)),
-    Case("Multinomial", Multinomial(4, tensor(0.2, 0.8)), Multinomial(4, tensor(0.6, 0.4)), torch.stack([N[:5], 4 - N[:5]], -1)),
-    Case("Normal", Normal(tensor(0.3)[0], tensor(1.2)[0]), Normal(tensor(-0.5)[0], tensor(0.8)[0]), (-15.0, 15.0)),
-    Case("Exponential", Exponential(tensor(1.3)[0]), Exponential(tensor(0.4)[0]), (0.0, 120.0)),
-    Case("Gamma", Gamma(tensor(2.5)[0], tensor(1.3)[0]), Gamma(tensor(1.2)[0], tensor(0.6)[0]), (0.0, 120.0)),
-    Case("Chi2", Chi2(tensor(5.0)[0]), Chi2(tensor(3.0)[0]), (0.0, 150.0)),
-    Case("Inverse gamma", InverseGamma(tensor(4.5)[0], tensor(1.3)[0]), InverseGamma(tensor(5.2)[0], tensor(0.6)[0]), (0.0, 2e4)),
-    Case("Beta", Beta(tensor(2.5)[0], tensor(1.3)[0]), Beta(tensor(1.2)[0], tensor(3.6)[0]), (0.0, 1.0)),
-    Case("Continuous Bernoulli", ContinuousBernoulli(tensor(0.2)[0]), ContinuousBernoulli(tensor(0.8)[0]), (0.0, 1.0)),
-    Case("Gumbel", Gumbel(tensor(0.5)[0], tensor(1.2)[0]), Gumbel(tensor(-0.2)[0], tensor(1.9)[0]), (-12.0, 80.0), affinity=False),
-    Case("Weibull", Weibull(tensor(0.8)[0], tensor(1.4)[0]), Weibull(tensor(1.3)[0], tensor(2.1)[0]), (0.0, 15.0), affinity=False),
-    Case("von Mises", VonMises(tensor(0.5)[0], tensor(1.2)[0]), VonMises(tensor(-0.9)[0], tensor(3.1)[0]), (-math.pi, math.pi), affinity=False),
-    Case("Log-normal", LogNormal(tensor(0.3)[0], tensor(0.5)[0]), LogNormal(tensor(-0.2)[0], tensor(0.4)[0]), (0.0, 80.0)),
-    Case("Half-normal", HalfNormal(tensor(1.2)[0]), HalfNormal(tensor(0.8)[0]), (0.0, 12.0)),
+    Case("Multinomial", Multinomial(4, tensor(0.2, 0.8)), Multinomial(4, tensor(0.6, 0.4)), FOUR),
+    Case("Normal", Normal(number(0.3), number(1.2)), Normal(number(-0.5), number(0.8)), (-15.0, 15.0)),
+    Case("Exponential", Exponential(number(1.3)), Exponential(number(0.4)), (0.0, 120.0)),
+    Case("Gamma", Gamma(number(2.5), number(1.3)), Gamma(number(1.2), number(0.6)), (0.0, 120.0)),
+    Case("Chi2", Chi2(number(5.0)), Chi2(number(3.0)), (0.0, 150.0)),
+    Case("Inverse gamma", InverseGamma(number(4.5), number(1.3)), InverseGamma(number(5.2), number(0.6)), (0.0, 2e4)),
+    Case("Beta", Beta(number(2.5), number(1.3)), Beta(number(1.2), number(3.6)), (0.0, 1.0)),
+    Case("Continuous Bernoulli", ContinuousBernoulli(number(0.2)), ContinuousBernoulli(number(0.8)), (0.0, 1.0)),
+    Case("Gumbel", Gumbel(number(0.5), number(1.2)), Gumbel(number(-0.2), number(1.9)), (-12.0, 80.0), affinity=False),
+    Case("Weibull", Weibull(number(0.8), number(1.4)), Weibull(number(1.3), number(2.1)), (0.0, 15.0), affinity=False),
+    Case("von Mises", VonMises(number(0.5), number(1.2)), VonMises(number(-0.9), number(3.1)), CIRCLE, affinity=False),
+    Case("Log-normal", LogNormal(number(0.3), number(0.5)), LogNormal(number(-0.2), number(0.4)), (0.0, 80.0)),
+    Case("Half-normal", HalfNormal(number(1.2)), HalfNormal(number(0.8)), (0.0, 12.0)),
 ]  # fmt: skip
 
 
@@ -170,7 +176,7 @@ def test_renyi_is_infinite_where_its_integral_diverges(alpha):
         (Exponential(tensor(1.0)), Exponential(tensor(3.0))),
         (Gamma(tensor(1.0), tensor(1.0)), Gamma(tensor(2.0), tensor(3.0))),
         (Beta(tensor(1.0), tensor(1.0)), Beta(tensor(4.0), tensor(1.0))),
-        (MultivariateNormal(tensor(0.0, 0.0), 4 * torch.eye(2, dtype=F64)), MultivariateNormal(tensor(0.0, 0.0), torch.eye(2, dtype=F64))),
+        tuple(MultivariateNormal(tensor(0.0, 0.0), s * torch.eye(2, dtype=F64)) for s in (4, 1)),
     ]  # fmt: skip
     for p, q in cases:
         assert torch.isposinf(pb.divergences.renyi(alpha)(p, q)).all(), p

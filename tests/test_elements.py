@@ -1,4 +1,5 @@
-"""Curves in polynomial elements: their energy, its derivatives by another route, meshes, and decoders that hardly use a dimension."""
+"""Curves in polynomial elements: their energy, its derivatives by another route, meshes, and decoders that hardly use a
+dimension."""
 
 from __future__ import annotations
 
@@ -160,7 +161,8 @@ def test_newton_in_elements_ends_at_the_geodesic():
 
 
 def test_dimensions_that_are_hardly_used():
-    """M is near singular in one of three directions. How fast the path runs there the energy hardly knows, yet b lies there too."""
+    """M is near singular in one of three directions. How fast the path runs there the energy hardly knows, yet b lies
+    there too."""
     model = network(3, torch.tensor([1.0, 1.0, 3e-3], dtype=DOUBLE))
     metric = pb.FisherRaoMetric(lambda z: Bernoulli(logits=3 * model(z)))
     a, b = torch.randn(2, 6, 3, dtype=DOUBLE)
@@ -173,7 +175,8 @@ def test_dimensions_that_are_hardly_used():
 
 
 def test_kinks_are_not_passed_over_in_silence():
-    """Where the decoder has kinks geodesics break, and elements do not resolve them; what is called converged leads to b."""
+    """Where the decoder has kinks geodesics break, and elements do not resolve them; what is called converged leads to
+    b."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 20)).double().requires_grad_(False)
     metric = pb.FisherRaoMetric(lambda z: Bernoulli(logits=2 * model(z)))

@@ -84,8 +84,8 @@ def test_disagreement_is_the_mean_over_pairs(family: str):
 
 
 def test_energy_is_that_of_members_drawn_at_random():
-    """A curve cut at the correlation length, each node decoded by a random member: the mean energy over draws (Syrota et al. 2024)
-    is the curve's energy under the metric, up to the cut."""
+    """A curve cut at the correlation length, each node decoded by a random member: the mean energy over draws (Syrota
+    et al. 2024) is the curve's energy under the metric, up to the cut."""
     decoder, num = ensemble(num=4), 40
     a, b = torch.tensor([[-1.0, -0.5], [1.0, 0.6]], dtype=F64)
     nodes = torch.lerp(a, b, torch.linspace(0, 1, num + 1, dtype=F64)[:, None])

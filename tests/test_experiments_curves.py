@@ -1,4 +1,5 @@
-"""The conceptual figures are computed: closed forms of the hyperbolic space of isotropic Gaussians, and the order of lengths."""
+"""The conceptual figures are computed: closed forms of the hyperbolic space of isotropic Gaussians, and the order of
+lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The error of a metric against the divergence it approximates: of third order, and no determinant of ours is negative."""
+"""The error of a metric against the divergence it approximates: of third order, and no determinant of ours is
+negative."""
 
 from __future__ import annotations
 

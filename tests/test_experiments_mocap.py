@@ -1,4 +1,5 @@
-"""Poses between poses: the measures are those of the product of spheres, pairs are opposite, paths keep to the codes."""
+"""Poses between poses: the measures are those of the product of spheres, pairs are opposite, paths keep to the
+codes."""
 
 from __future__ import annotations
 

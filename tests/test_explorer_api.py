@@ -64,7 +64,7 @@ def bent_client(codes):
         yield client
 
 
-# -- the geometry -----------------------------------------------------------------------------------------------------
+# -- the geometry ------------------------------------------------------------------------------------------------------
 
 
 def test_flat_paths_are_straight_and_as_long_as_their_ends_are_apart(client, codes):
@@ -176,7 +176,7 @@ def test_an_extrapolated_decoder_brings_its_own_wall(codes):
         assert "leaves" in path["message"]
 
 
-# -- what is drawn ----------------------------------------------------------------------------------------------------
+# -- what is drawn -----------------------------------------------------------------------------------------------------
 
 
 def test_renderers_by_family():
@@ -227,7 +227,7 @@ def test_labels_become_classes():
         Model("", flat, torch.zeros(4, 1))
 
 
-# -- refusals ---------------------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 PATH = {"metric": "bare", "a": 0, "b": 1}
 
@@ -351,7 +351,7 @@ def test_a_failing_decoder_is_reported_and_survived(codes):
         assert ask(client, "scene")["num_codes"] == 300
 
 
-# -- one job at a time ------------------------------------------------------------------------------------------------
+# -- one job at a time -------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_job_wins_and_the_others_stop():

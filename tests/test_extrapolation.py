@@ -133,7 +133,8 @@ def test_paths_through_the_void_are_told_apart():
 
 
 def test_strength_closes_short_cuts():
-    """With an isometric decoder the way round a ring of radius 3 costs at most 3π; the cheapest way across costs twice the ridge."""
+    """With an isometric decoder the way round a ring of radius 3 costs at most 3π; the cheapest way across costs twice
+    the ridge."""
     wrapped = pb.Extrapolated(lambda z: Normal(z, torch.ones_like(z)), pb.Support.fit(CODES))
     ridge = wrapped.channel(torch.zeros(2, dtype=F64)).mean.norm()
     assert 2 * ridge > 3 * math.pi
@@ -141,7 +142,8 @@ def test_strength_closes_short_cuts():
 
 
 def test_strength_between_distant_clusters():
-    """No way along the data joins the clusters, so they do not raise the wall: it is three times the speed on the data."""
+    """No way along the data joins the clusters, so they do not raise the wall: it is three times the speed on the
+    data."""
     codes = (
         0.3 * torch.randn(400, 2, dtype=F64) + torch.tensor([8.0, 0.0], dtype=F64) * (torch.arange(400) % 2)[:, None]
     )

@@ -131,7 +131,7 @@ def test_information_is_positive_and_of_the_right_shape(case):
     assert (torch.linalg.eigvalsh(matrix) > -1e-12).all()
 
 
-# -- coordinates do not matter ---------------------------------------------------------------------------------------------
+# -- coordinates do not matter -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_geometric_is_a_negative_binomial():
     torch.testing.assert_close(pb.embed(p)[0], pb.embed(q)[0])
 
 
-# -- saturation ------------------------------------------------------------------------------------------------------------
+# -- saturation --------------------------------------------------------------------------------------------------------
 
 dtypes = pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 saturated = pytest.mark.parametrize("logit", [20.0, 50.0, 80.0, 300.0, -20.0, -50.0, -80.0, -300.0])
@@ -288,7 +288,8 @@ def test_probabilities_of_zero_and_one_are_finite(dtype):
 @dtypes
 @pytest.mark.parametrize("log_prob", [-20.0, -50.0, -80.0])
 def test_small_probabilities_are_not_cut_off(log_prob, dtype):
-    """Below the machine precision too, where torch clamps: I = p in the direction of log p, and 1 for a geometric law."""
+    """Below the machine precision too, where torch clamps: I = p in the direction of log p, and 1 for a geometric
+    law."""
     rel = {F32: 1e-4, F64: 1e-12}[dtype] + 4 * math.exp(log_prob / 2)
 
     def pair(z: Tensor) -> Tensor:
@@ -314,7 +315,7 @@ def test_masked_categories_do_not_count():
     torch.testing.assert_close(masked.ds2(Z, Z + 0.1), plain.ds2(Z, Z + 0.1))
 
 
-# -- total counts ----------------------------------------------------------------------------------------------------------
+# -- total counts ------------------------------------------------------------------------------------------------------
 
 
 def test_no_pair_where_a_total_count_varies():
@@ -347,7 +348,7 @@ def test_information_of_a_negative_binomial_is_orthogonal_in_count_and_mean():
     torch.testing.assert_close(M[:, 1, 1], r * mean / (r + mean))
 
 
-# -- distances -------------------------------------------------------------------------------------------------------------
+# -- distances ---------------------------------------------------------------------------------------------------------
 
 PROBS = torch.tensor([[0.2, 0.5, 0.3], [0.7, 0.05, 0.25]], dtype=F64)
 
@@ -506,7 +507,8 @@ FREE_AND_CONSTANT = {
 
 @pytest.mark.parametrize("name", FREE_AND_CONSTANT)
 def test_equal_values_do_not_make_a_parameter_a_constant(name):
-    """Codes at which a free parameter happens to agree: no embedding, and steps as in a batch where it does not agree."""
+    """Codes at which a free parameter happens to agree: no embedding, and steps as in a batch where it does not
+    agree."""
     family, constant = FREE_AND_CONSTANT[name]
     free = pb.FisherRaoMetric(lambda z: family(z[..., :1].exp(), z[..., 1:]))
     known = pb.FisherRaoMetric(lambda z: family(torch.tensor([constant], dtype=z.dtype), z[..., 1:]))

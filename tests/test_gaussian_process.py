@@ -1,4 +1,5 @@
-"""Gaussian process decoders: the posterior from the joint Gaussian, metrics from autodiff and from sampled functions."""
+"""Gaussian process decoders: the posterior from the joint Gaussian, metrics from autodiff and from sampled
+functions."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def kernel(a: Tensor, b: Tensor) -> Tensor:
 
 
 def conditioned(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (m, D) and covariance (m, m) of the functions at z by conditioning the joint Gaussian, with explicit inverses."""
+    """Mean (m, D) and covariance (m, m) of the functions at z by conditioning the joint Gaussian, with explicit
+    inverses."""
     codes, x = data(d=z.shape[-1])
     gain = kernel(z, codes) @ torch.linalg.inv(kernel(codes, codes) + TAU**2 * torch.eye(len(codes), dtype=F64))
     return x.mean(0) + gain @ (x - x.mean(0)), kernel(z, z) - gain @ kernel(codes, z)
@@ -73,7 +75,8 @@ def test_metric_of_the_posterior_against_autodiff(noisy: bool):
 
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_expected_metric_against_sampled_functions(d: int):
-    """E[JᵀJ] over functions drawn from the posterior around a point, Jacobians by central differences: within 5 standard errors."""
+    """E[JᵀJ] over functions drawn from the posterior around a point, Jacobians by central differences: within 5
+    standard errors."""
     step, num = 1e-3, 20_000
     metric = pb.GPExpectedMetric(posterior(d=d))
     for point in torch.randn(3, d, dtype=F64):

@@ -1,4 +1,5 @@
-"""Pairs without an answer, and wrong input: a status for each bad pair, a sentence for a bad call, never a silent wrong length."""
+"""Pairs without an answer, and wrong input: a status for each bad pair, a sentence for a bad call, never a silent wrong
+length."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ PLAIN = {
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("kind", [pb.EuclideanMetric, pb.FisherRaoMetric])
 def test_decoders_without_curvature_and_without_effect(name, kind):
-    """Paths are as long as the images of their ends are far apart, which is not at all if the decoder ignores the codes."""
+    """Paths are as long as the images of their ends are far apart, which is not at all if the decoder ignores the
+    codes."""
     a, b = NORMAL.points(2)
     image = [PLAIN[name](z) for z in (a, b)]
     far = [p.components[0] if isinstance(p, pb.Product) else p for p in image]
@@ -69,7 +71,8 @@ def test_bad_pairs_get_a_status_and_leave_the_others_alone():
 
 
 def test_a_decoder_that_fails_next_to_the_path():
-    """Great circles that bulge away from the slab are found as if it were not there; one that bulges into it is not undercut."""
+    """Great circles that bulge away from the slab are found as if it were not there; one that bulges into it is not
+    undercut."""
     a = torch.tensor([[0.09, -0.6], [-0.3, -1.0], [0.21, -0.6]], dtype=DOUBLE)
     b = a * torch.tensor([1.0, -1.0], dtype=DOUBLE)
     path = pb.geodesic(pb.EuclideanMetric(cracked), a, b)
@@ -88,7 +91,8 @@ def holed(z: Tensor) -> Normal:
 
 @pytest.mark.parametrize("start", ["arc", "lattice"])
 def test_a_path_that_leans_on_a_hole_is_not_called_converged(start):
-    """Its length depends on where the nodes stopped; the lines beside the hole are found, though one start leads around it."""
+    """Its length depends on where the nodes stopped; the lines beside the hole are found, though one start leads around
+    it."""
     metric = pb.EuclideanMetric(holed)
     a = torch.tensor([[-2.0, 0.1], [-3.0, 0.0], [-2.0, 1.5]], dtype=DOUBLE)
     b = torch.tensor([[2.0, 0.3], [3.0, 0.2], [2.0, 1.3]], dtype=DOUBLE)

@@ -37,7 +37,7 @@ def trained(d: int, num_used: int, num_features: int = 40) -> pb.FisherRaoMetric
     return pb.FisherRaoMetric(lambda z: Bernoulli(logits=logits(z)))
 
 
-# -- known answers ----------------------------------------------------------------------------------------------------------
+# -- known answers -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
@@ -52,7 +52,8 @@ def test_closed_form_geometries(problem):
 
 @pytest.mark.parametrize("chart", ["deviation", "its logarithm"])
 def test_hyperbolic_plane_far_apart(chart):
-    """Eight to nineteen units; the straight line is up to fifty times longer, and a long step would leave the half-plane."""
+    """Eight to nineteen units; the straight line is up to fifty times longer, and a long step would leave the
+    half-plane."""
     problem = half_plane("far", Normal, 1.0, 2.0)
     mu = torch.tensor([[0.0, 5.0], [0.0, 6.0], [-3.0, 4.0], [2.6, -3.5], [0.0, 10.0]], dtype=DOUBLE)
     sigma = torch.tensor([[0.1, 0.1], [0.05, 0.3], [0.2, 0.01], [0.1, 0.04], [0.01, 0.01]], dtype=DOUBLE)
@@ -83,7 +84,7 @@ def test_curve_is_the_known_geodesic_at_constant_speed(problem):
     torch.testing.assert_close(measured, path.length, rtol=1e-5, atol=0)
 
 
-# -- invariances ------------------------------------------------------------------------------------------------------------
+# -- invariances -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("problem", [NORMAL, SIMPLEX, SPHERE], ids=str)
@@ -137,7 +138,7 @@ def test_memory_bound_changes_nothing():
     assert chunked.num_calls > whole.num_calls
 
 
-# -- starts -----------------------------------------------------------------------------------------------------------------
+# -- starts ------------------------------------------------------------------------------------------------------------
 
 
 def detour(a: Tensor, b: Tensor, n: int = 33) -> Tensor:
@@ -178,7 +179,7 @@ def test_several_starts_keep_the_lowest_valley():
         torch.testing.assert_close(path.length, lengths.amin(0), rtol=1e-9, atol=0)
 
 
-# -- awkward decoders -------------------------------------------------------------------------------------------------------
+# -- awkward decoders --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weight", [0.0, 1e-6])

@@ -62,7 +62,8 @@ def brute_force(metric: pb.Metric, points: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("d", [2, 3])
 def test_stencil_error_is_below_two_per_cent(d):
-    """The unit ball of the graph's norm is the convex hull of the stencil's unit vectors: its inner radius is the worst case."""
+    """The unit ball of the graph's norm is the convex hull of the stencil's unit vectors: its inner radius is the worst
+    case."""
     half = np.array(stencil(d), dtype=float)
     units = np.concatenate([half, -half]) / np.linalg.norm(np.concatenate([half, half]), axis=1)[:, None]
     inner = -ConvexHull(units).equations[:, -1].max()
@@ -353,7 +354,8 @@ def test_a_saved_graph_notices_another_metric(tmp_path):
 
 
 def test_single_precision_is_kept_and_good_enough():
-    """The normal family's dual embedding cancels between far nodes; in float32 the lattice measures steps one by one."""
+    """The normal family's dual embedding cancels between far nodes; in float32 the lattice measures steps one by
+    one."""
     codes = torch.stack([cloud(200, 2)[:, 0] + 1000, (cloud(200, 2)[:, 1] / 2).exp()], -1)
     double = pb.Lattice.fit(HALF_PLANE, codes, num_nodes=900, margin=0.01)
     single = pb.Lattice.fit(HALF_PLANE, codes.float(), num_nodes=900, margin=0.01)

@@ -1,4 +1,5 @@
-"""Distances over retrained models: what does not depend on coordinates does not vary, and what does varies as computed by hand."""
+"""Distances over retrained models: what does not depend on coordinates does not vary, and what does varies as computed
+by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The locally adaptive normal distribution: Gaussian in flat space, normalized in curved ones, by two independent routes."""
+"""The locally adaptive normal distribution: Gaussian in flat space, normalized in curved ones, by two independent
+routes."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ class TestFlatSpace:
         assert (labels[200:] == order[1]).all()
 
     def test_a_linear_decoder_changes_nothing_but_the_units(self):
-        """The density with respect to dz does not depend on a constant metric, found through paths and graph as it is."""
+        """The density with respect to dz does not depend on a constant metric, found through paths and graph as it
+        is."""
         codes = gaussian_codes(80)
         matrix = torch.tensor([[2.0, 0.3], [0.0, 0.5], [1.0, 1.0]], dtype=DOUBLE)
         metric = pb.FisherRaoMetric(lambda z: Normal(z @ matrix.mT, 1.0))
@@ -151,7 +153,8 @@ class TestNormalization:
         assert abs(value - exact) < 4 * error
 
     def test_the_sphere_is_not_counted_twice(self):
-        """A wide density on the sphere: tangents longer than π lie beyond the cut locus, where Exp covers the sphere again."""
+        """A wide density on the sphere: tangents longer than π lie beyond the cut locus, where Exp covers the sphere
+        again."""
         mean, gamma = torch.tensor([0.1, 0.2], dtype=DOUBLE), 0.4
         exact = np.log(2 * np.pi * polar_constant(gamma, np.sin, np.pi))
         metric = sphere(2).metric
@@ -228,7 +231,8 @@ class TestCurvedSpace:
         assert abs(found.value - model.log_normalizers_[0]) < 4 * error
 
     def test_no_neighboring_mean_is_better(self, curved):
-        """The likelihood of the codes falls when the mean is moved by a fifth of a standard deviation, whatever the way."""
+        """The likelihood of the codes falls when the mean is moved by a fifth of a standard deviation, whatever the
+        way."""
         metric, codes, _ = curved
         problem = Problem(Paths(metric), codes, importance_sample(volume(metric), [codes], 512, 7), 1e-6)
         found = land_fit.fit(problem, codes[:1], tol=1e-4, max_iter=30)

@@ -1,4 +1,5 @@
-"""The two base measures of a LAND: where they agree, what each is invariant to, and that each is a density of what it says."""
+"""The two base measures of a LAND: where they agree, what each is invariant to, and that each is a density of what it
+says."""
 
 from __future__ import annotations
 
@@ -102,7 +103,8 @@ class TestCurvedSpace:
 
     @pytest.mark.parametrize("measure", MEASURES)
     def test_the_unit_of_length_does_not_matter(self, measure):
-        """Tangents in coordinates, and so the codes' density with respect to dz, are the same where distances are three times as long."""
+        """Tangents in coordinates, and so the codes' density with respect to dz, are the same where distances are three
+        times as long."""
         codes = 0.5 * noise(60) + 0.3
         settings = {"num_points": 128, "base_measure": measure, "tol": 1e-4, "max_iter": 6}
         one, three = (fitted(bowl(scale), codes, **settings) for scale in (1.0, 3.0))
@@ -151,7 +153,8 @@ class TestCurvedSpace:
 
     @pytest.mark.parametrize("measure", MEASURES)
     def test_two_planted_components_are_recovered(self, measure):
-        """Within their sampling errors: the fit is at least as likely as the truth, as far as its constants are known."""
+        """Within their sampling errors: the fit is at least as likely as the truth, as far as its constants are
+        known."""
         truth = planted(bowl(), measure)
         codes = truth.sample(600)[0]
         model = fitted(truth.metric, codes, 2, base_measure=measure)

@@ -191,7 +191,8 @@ def test_refinement_reaches_the_tolerance():
 
 
 def test_a_velocity_that_is_not_known_says_so():
-    """A wall so thin that few elements do not see it: where solving anew hops over it, the path around it keeps its own velocity."""
+    """A wall so thin that few elements do not see it: where solving anew hops over it, the path around it keeps its own
+    velocity."""
 
     def wall(z: Tensor) -> Tensor:
         return torch.cat([z, 1e3 * torch.exp(-1e5 * z[..., :1] ** 2 - z[..., 1:] ** 2)], -1)

@@ -566,11 +566,15 @@ def centered(M: Tensor, z: Tensor) -> Tensor:
     return M * (1 + (z - z.reshape(-1, z.shape[-1]).mean(0)).square().sum(-1))[..., None, None]
 
 
+def indefinite(M: Tensor, z: Tensor) -> Tensor:
+    return M - 1.5 * torch.linalg.eigvalsh(M)[..., :1, None] * torch.eye(2, dtype=F64)
+
+
 BROKEN = {
     "must have shape": {"change": lambda M, z: M[..., :1]},
     "must keep the dtype": {"change": lambda M, z: M.float()},
     "must be symmetric": {"change": lambda M, z: M + M.new_tensor([[0.0, 1.0], [0.0, 0.0]])},
-    "must be positive semi-definite": {"change": lambda M, z: M - 1.5 * torch.linalg.eigvalsh(M)[..., :1, None] * torch.eye(2, dtype=F64)},
+    "must be positive semi-definite": {"change": indefinite},
     "log_volume": {"volume": 2.0},
     "ds2\\(b, a\\): average": {"step": lambda ds2, a, b: ds2 * (1 + (b - a)[..., 0])},
     "must not be negative": {"step": lambda ds2, a, b: -ds2},

@@ -44,7 +44,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
-# --- the matrix ---------------------------------------------------------------------------------------------------------
+# --- the matrix -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("problem", [NORMAL, SIMPLEX], ids=str)
@@ -84,7 +84,7 @@ def test_the_triangle_inequality_holds():
     assert (detour * (1 + 1e-3) >= D).all()
 
 
-# --- pairs that fail ----------------------------------------------------------------------------------------------------
+# --- pairs that fail --------------------------------------------------------------------------------------------------
 
 
 def test_a_bad_code_costs_its_own_pairs_only():
@@ -134,7 +134,7 @@ def test_wrong_arguments_are_refused(tmp_path):
         pb.pairwise_distances(curved(), Z[:1].expand(10**7, -1), Z[:1].expand(10**6, -1), block_size=10**7)
 
 
-# --- on disk ------------------------------------------------------------------------------------------------------------
+# --- on disk ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +287,7 @@ def test_failures_are_stored(tmp_path):
         resume(tmp_path / "d.zarr", Z=Z, block_size=1, errors="raise")
 
 
-# --- engines ------------------------------------------------------------------------------------------------------------
+# --- engines ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_pool_of_processes_agrees_to_the_last_bit(finished, tmp_path):
@@ -362,7 +362,7 @@ def test_a_killed_driver_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     assert tree(path) == tree(tmp_path / "whole.zarr")
 
 
-# --- fingerprints -------------------------------------------------------------------------------------------------------
+# --- fingerprints -----------------------------------------------------------------------------------------------------
 
 
 def test_fingerprints_are_those_of_the_values_in_any_process():

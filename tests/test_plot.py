@@ -123,7 +123,8 @@ def test_errors_name_the_fix(metric, codes, call, sentence):
 
 
 def test_more_dimensions_are_shown_by_a_plane():
-    """Codes and paths are projected alike, onto directions that can be chosen; the used ones are those the decoder sees."""
+    """Codes and paths are projected alike, onto directions that can be chosen; the used ones are those the decoder
+    sees."""
     codes = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     scales = torch.tensor([0.1, 5.0, 0.1, 3.0], dtype=torch.float64)
     metric = pb.FisherRaoMetric(lambda z: Normal(z * scales, 1.0))

@@ -114,7 +114,8 @@ def test_density_masses_count_the_volume(linear):
 
 
 def test_density_is_drawn_as_samples_would_look(linear):
-    """With a metric of volume exp(x), the density with respect to dz of a standard normal one is a normal around x = 1."""
+    """With a metric of volume exp(x), the density with respect to dz of a standard normal one is a normal around
+    x = 1."""
 
     class Tilted(Standard):
         metric = pb.EuclideanMetric(lambda z: Normal(torch.stack([z[..., 0].exp(), z[..., 1]], -1), 1.0))

@@ -125,7 +125,8 @@ EXTREMES = {  # families of positive parameters (the first is a location where t
 @pytest.mark.parametrize(("dtype", "decades"), [(torch.float64, 6), (torch.float32, 4)])
 @pytest.mark.parametrize("name", EXTREMES)
 def test_far_corners_are_finite_and_positive(name: str, dtype: torch.dtype, decades: int) -> None:
-    """Every parameter from 10⁻⁶ to 10⁶ (10⁻⁴ to 10⁴): the metric is finite, semi-definite, and has two finite derivatives."""
+    """Every parameter from 10⁻⁶ to 10⁶ (10⁻⁴ to 10⁴): the metric is finite, semi-definite, and has two finite
+    derivatives."""
     family, num = EXTREMES[name]
     axis = math.log(10.0) * torch.tensor([-decades, -decades / 2, 0, decades / 2, decades], dtype=dtype)
     z = torch.cartesian_prod(*[axis] * num).reshape(-1, num).requires_grad_()
@@ -142,8 +143,8 @@ def test_far_corners_are_finite_and_positive(name: str, dtype: torch.dtype, deca
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-3)])
 def test_low_rank_where_factors_dominate(dtype: torch.dtype, rtol: float) -> None:
-    """Factors 10³ times the noise. Along dW = WK the information is ½ tr(HSHS), H = WᵀΣ⁻¹W = 1 - (1 + WᵀW)⁻¹, S = K + Kᵀ;
-    a plain Woodbury difference is off by a percent there in single precision.
+    """Factors 10³ times the noise. Along dW = WK the information is ½ tr(HSHS), H = WᵀΣ⁻¹W = 1 - (1 + WᵀW)⁻¹, S = K +
+    Kᵀ; a plain Woodbury difference is off by a percent there in single precision.
     """
     loc, first, second, _ = factors(Z[0].to(dtype))
     W = 1e3 * torch.stack([first, second], -1)

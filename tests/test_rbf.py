@@ -51,7 +51,8 @@ def test_learns_the_noise_and_keeps_growing_off_the_data():
 
 
 def test_gives_a_geometry_that_grows_at_the_edge_of_the_data():
-    """As the noise of a Gaussian decoder it makes the way out of the data long: √2 log(σ_far/σ_data) for each feature."""
+    """As the noise of a Gaussian decoder it makes the way out of the data long: √2 log(σ_far/σ_data) for each
+    feature."""
     sigma = pb.RBFPrecision(pb.Support.fit(ring()), 5, ceiling=100.0).requires_grad_(False)
     metric = pb.FisherRaoMetric(lambda z: Normal(torch.zeros(*z.shape[:-1], 5, dtype=F64), sigma(z)))
     way = torch.stack([torch.linspace(3, 40, 4000, dtype=F64), torch.zeros(4000, dtype=F64)], -1)

@@ -46,7 +46,8 @@ def test_a_reading_of_what_is_decoded():
 
 
 def test_a_steep_reading_is_an_obstacle():
-    """Around a disk of radius 1 the shortest way has a length between the tangent-arc-tangent path and a little more."""
+    """Around a disk of radius 1 the shortest way has a length between the tangent-arc-tangent path and a little
+    more."""
 
     def wall(z, _p):
         return 20 * torch.sigmoid(20 * (1 - z.norm(dim=-1)))

@@ -1,4 +1,5 @@
-"""The report on a model's uncertainty: it must tell a geometry that follows the data from one that does not, and say why."""
+"""The report on a model's uncertainty: it must tell a geometry that follows the data from one that does not, and say
+why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Random codes obey the laws of the volume and of the heat kernel: flat space, spheres, and agreement of two samplers."""
+"""Random codes obey the laws of the volume and of the heat kernel: flat space, spheres, and agreement of two
+samplers."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def spherical_metric() -> pb.Metric:
 class TestUniform:
     @pytest.mark.parametrize("num_steps", [None, 300])
     def test_heights_on_the_sphere_are_uniform(self, num_steps):
-        """Archimedes: the area of a zone of the sphere depends on its height alone. The disc |z| < 1 is the lower half."""
+        """Archimedes: the area of a zone of the sphere depends on its height alone. The disc |z| < 1 is the lower
+        half."""
         z = pb.statistics.sample_uniform(
             spherical_metric(), 2000, bounds=1.5 * UNIT_BOX, num_steps=num_steps, random_state=source()
         )

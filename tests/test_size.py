@@ -1,4 +1,5 @@
-"""How large the library is: lines, files, public names and tuned numbers, printed beside what they should be, and bounded."""
+"""How large the library is: lines, files, public names and tuned numbers, printed beside what they should be, and
+bounded."""
 
 from __future__ import annotations
 

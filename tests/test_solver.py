@@ -1,4 +1,5 @@
-"""The parts of the default solver: the block-tridiagonal solve, the expansion of the energy, and the descent on one level."""
+"""The parts of the default solver: the block-tridiagonal solve, the expansion of the energy, and the descent on one
+level."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def dense(diagonal: Tensor, upper: Tensor) -> Tensor:
     return H.reshape(B, n * d, n * d)
 
 
-# -- block-tridiagonal systems ----------------------------------------------------------------------------------------------
+# -- block-tridiagonal systems -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 7, 8, 15, 31, 100])
@@ -108,7 +109,7 @@ def test_accelerators_solve_blocks_as_lapack_does(d):
     torch.testing.assert_close(x[definite], expected[definite], rtol=1e-9, atol=1e-9)
 
 
-# -- the expansion of the energy --------------------------------------------------------------------------------------------
+# -- the expansion of the energy ---------------------------------------------------------------------------------------
 
 
 def bent(B: int = 2, T: int = 6, d: int = 2) -> Tensor:
@@ -198,7 +199,7 @@ def test_varying_constants_of_the_model_are_refused():
         discrete.energy(torch.linspace(0, 1, 9, dtype=DOUBLE).reshape(1, 9, 1))
 
 
-# -- descent on one level ---------------------------------------------------------------------------------------------------
+# -- descent on one level ----------------------------------------------------------------------------------------------
 
 
 def sphere_curves(B: int, T: int, size: float) -> Tensor:

@@ -1,4 +1,5 @@
-"""Special functions against scipy, closed forms and the identities they obey, over the whole range of their arguments."""
+"""Special functions against scipy, closed forms and the identities they obey, over the whole range of their
+arguments."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def representable(p: int) -> Tensor:
     return KAPPA[sp.ive(p / 2, KAPPA.numpy()) > 1e-290]
 
 
-# -- the resultant ---------------------------------------------------------------------------------------------------------
+# -- the resultant -----------------------------------------------------------------------------------------------------
 
 
 @dimensions
@@ -149,7 +150,7 @@ def test_every_transform_of_autodiff(p):
     assert torch.autograd.gradgradcheck(lambda k: resultant(p, k), kappa[1:3].clone().requires_grad_())
 
 
-# -- Langevin --------------------------------------------------------------------------------------------------------------
+# -- Langevin ----------------------------------------------------------------------------------------------------------
 
 
 def test_langevin_is_odd_and_elementary():
@@ -173,7 +174,7 @@ def test_slope_of_langevin():
     assert torch.isfinite(derivative(langevin_slope, torch.tensor([0.0, 1e3, -1e300], dtype=F64))).all()
 
 
-# -- negative binomial -----------------------------------------------------------------------------------------------------
+# -- negative binomial -------------------------------------------------------------------------------------------------
 
 
 def enumerated(r: float, mean: float) -> float:

@@ -1,4 +1,5 @@
-"""Wide decoders are solved in elements: closed forms, derivatives by another route, and the same paths as with chords."""
+"""Wide decoders are solved in elements: closed forms, derivatives by another route, and the same paths as with
+chords."""
 
 from __future__ import annotations
 

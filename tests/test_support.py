@@ -1,4 +1,5 @@
-"""The support: a distance to the data by two routes, smooth where it must be, and sentences for codes that cannot be fitted."""
+"""The support: a distance to the data by two routes, smooth where it must be, and sentences for codes that cannot be
+fitted."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def test_smooth_distance_tends_to_the_minimum():
 
 
 def test_smooth_distance_has_no_kinks_and_the_minimum_has():
-    """Across the border between two cells the slope of the minimum jumps by 4, that of the smooth distance by O(step)."""
+    """Across the border between two cells the slope of the minimum jumps by 4, that of the smooth distance by
+    O(step)."""
     support = support_at(torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=F64))
 
     def jump(smooth: bool, step: float) -> float:
@@ -118,7 +120,8 @@ def test_follows_dtype_and_state():
 
 
 def test_distance_costs_a_fraction_of_decoding():
-    """With the most centers that a fit chooses, less than a hundredth of the multiplications of a 2-256-256-784 decoder."""
+    """With the most centers that a fit chooses, less than a hundredth of the multiplications of a 2-256-256-784
+    decoder."""
     net = nn.Sequential(nn.Linear(2, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 784))
     decoder = lambda z: Bernoulli(logits=net(z))  # noqa: E731
     support = support_at(torch.randn(512, 2))

@@ -51,7 +51,8 @@ def turned(v: Tensor, angle: Tensor) -> Tensor:
 
 
 def test_holonomy_of_circles_of_latitude():
-    """A tangent carried around comes back turned by the area enclosed, 4π r²/(1 + r²) for a circle of radius r in the chart."""
+    """A tangent carried around comes back turned by the area enclosed, 4π r²/(1 + r²) for a circle of radius r in the
+    chart."""
     radius = torch.tensor([0.2, 0.5, 1.0, 2.0], dtype=DOUBLE)
     v = torch.randn(4, 2, dtype=DOUBLE)
     found = pb.parallel_transport(SPHERE.metric, Circle(torch.zeros(2, dtype=DOUBLE), radius), v, rtol=1e-10)
@@ -59,7 +60,8 @@ def test_holonomy_of_circles_of_latitude():
 
 
 def test_holonomy_in_the_half_plane():
-    """The turn is curvature times area: -½ · 2 · 2π (cosh r - 1), for the circle that is Euclidean with center (0, √2 cosh r)."""
+    """The turn is curvature times area: -½ · 2 · 2π (cosh r - 1), for the circle that is Euclidean with center (0, √2
+    cosh r)."""
     r = torch.tensor([0.3, 1.0], dtype=DOUBLE)
     stretch = torch.tensor([2**0.5, 1.0], dtype=DOUBLE)  # (μ, σ) = (√2 x, y) with (x, y) in the half-plane
     metric = pb.FisherRaoMetric(lambda z: NORMAL.metric.decoder(z * stretch))

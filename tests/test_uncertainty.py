@@ -234,7 +234,8 @@ def test_target_may_be_a_distribution_or_a_decoder(support: pb.Support):
 
 
 def test_blending_to_a_constant_makes_the_metric_vanish(support: pb.Support):
-    """The void: M falls below any bound away from the data, although no path of positive length is free for the decoder itself."""
+    """The void: M falls below any bound away from the data, although no path of positive length is free for the decoder
+    itself."""
     metric = pb.FisherRaoMetric(pb.Reweighted(linear, support))
     on, off = metric.tensor(torch.tensor([[3.0, 0.0], [0.0, 0.0]], dtype=F64))
     assert torch.linalg.eigvalsh(off).max() < 1e-12 * torch.linalg.eigvalsh(on).min()

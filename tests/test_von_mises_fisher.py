@@ -1,4 +1,5 @@
-"""Von Mises-Fisher: the distribution against scipy, its samples and gradients against exact moments, its geometry by the laws."""
+"""Von Mises-Fisher: the distribution against scipy, its samples and gradients against exact moments, its geometry by
+the laws."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def five_errors(values: Tensor, expected: Tensor | float) -> None:
     assert ((values.mean(0) - expected).abs() <= 5 * error + 1e-13).all()
 
 
-# -- the density -----------------------------------------------------------------------------------------------------------
+# -- the density -------------------------------------------------------------------------------------------------------
 
 
 @dimensions
@@ -87,7 +88,7 @@ def test_gradients_of_the_density(p, kappa):
     torch.testing.assert_close(dloc, kappa * tangential, rtol=1e-9, atol=1e-15 * kappa)
 
 
-# -- the divergence --------------------------------------------------------------------------------------------------------
+# -- the divergence ----------------------------------------------------------------------------------------------------
 
 
 @dimensions
@@ -119,7 +120,7 @@ def test_divergence_on_the_sphere_in_elementary_functions():
     assert actual.item() == pytest.approx(expected, rel=1e-13, abs=0)
 
 
-# -- samples ---------------------------------------------------------------------------------------------------------------
+# -- samples -----------------------------------------------------------------------------------------------------------
 
 
 @dimensions
@@ -235,7 +236,7 @@ def test_reverse_mode_of_samples_under_vmap():
     torch.testing.assert_close(torch.func.jacrev(draw)(kappa).sum((0, 1)), expected)
 
 
-# -- the contract of a torch distribution ----------------------------------------------------------------------------------
+# -- the contract of a torch distribution ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])
@@ -295,7 +296,7 @@ def test_rounding_of_the_direction_is_removed():
     torch.testing.assert_close(unchecked.loc, direction(3))
 
 
-# -- the geometry ----------------------------------------------------------------------------------------------------------
+# -- the geometry ------------------------------------------------------------------------------------------------------
 
 Z = torch.tensor([[0.3, -0.8], [1.1, 0.4], [-0.6, 0.9]], dtype=F64)
 
@@ -398,7 +399,8 @@ def test_on_the_circle_both_families_are_one():
 @pytest.mark.parametrize("kappa", [1e-6, 1e-3, 1.0, 1e3, 1e6])
 @pytest.mark.parametrize("p", [2, 3, 12])
 def test_small_steps_keep_their_precision(p, kappa):
-    """A relative step h in κ and an angle h, over ten orders of magnitude of h²: ds2 = vᵀ M v (1 + O(h²)) from midpoint."""
+    """A relative step h in κ and an angle h, over ten orders of magnitude of h²: ds2 = vᵀ M v (1 + O(h²)) from
+    midpoint."""
 
     def decoder(z: Tensor) -> Distribution:
         loc = torch.cat(
@@ -445,7 +447,8 @@ def test_distance_of_known_concentration_is_an_arc():
 
 
 def test_with_free_concentration_there_are_shorter_paths():
-    """Why the distance of known concentration is no lower bound: through the uniform distribution, opposite poles are nearer."""
+    """Why the distance of known concentration is no lower bound: through the uniform distribution, opposite poles are
+    nearer."""
     kappa = 50.0
     north, south = torch.tensor([0.0, 0.0, 1.0], dtype=F64), torch.tensor([0.0, 0.0, -1.0], dtype=F64)
     around = pb.rao_distance(pb.VonMisesFisher(north, kappa), pb.VonMisesFisher(south, kappa))

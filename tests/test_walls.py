@@ -1,4 +1,5 @@
-"""Paths that lean on walls and turn at kinks: shown as they were measured, in pieces whose corners stay, at constant speed."""
+"""Paths that lean on walls and turn at kinks: shown as they were measured, in pieces whose corners stay, at constant
+speed."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
 """Progress bars: on a terminal or in a notebook alone, one per task.
 
-A task that shows how far it is, or that it is alive, is a block ``with progress(…)`` or a function ``@progress(…)``. Inside a task
-further ones show nothing. Tasks without a known end count the points they decode.
+A task that shows how far it is, or that it is alive, is a block ``with progress(…)`` or a function ``@progress(…)``.
+Inside a task further ones show nothing. Tasks without a known end count the points they decode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 
 def is_watched() -> bool:
-    """Whether somebody is looking: never in a log file, and nowhere with the environment variable ``TQDM_DISABLE=1``."""
+    """Whether somebody is looking: never in a log file, nor with the variable ``TQDM_DISABLE=1``."""
     if os.environ.get("TQDM_DISABLE", "0") not in ("", "0"):
         return False
     return "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())

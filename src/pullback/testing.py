@@ -1,11 +1,9 @@
 r"""The laws every metric obeys, to be run on your own.
 
-```python
-pb.testing.check_metric(MyMetric(decoder), z)
-```
+```python pb.testing.check_metric(MyMetric(decoder), z) ```
 
-A metric that passes can be trusted to solvers: its tensor is symmetric and positive semi-definite, its short steps agree with
-its tensor, each code is measured alone, and lengths do not depend on the coordinates of the latent space.
+A metric that passes can be trusted to solvers: its tensor is symmetric and positive semi-definite, its short steps
+agree with its tensor, each code is measured alone, and lengths do not depend on the coordinates of the latent space.
 """
 
 from __future__ import annotations
@@ -32,18 +30,18 @@ __all__ = ["check_metric"]
 def check_metric(metric: Metric, z: Float[Tensor, "*batch d"], *, rtol: float | None = None) -> None:
     r"""Raises an AssertionError with a sentence for the first law that the metric breaks at the codes ``z``.
 
-    The laws: shapes for codes of any batch shape, dtype and device kept; M symmetric and positive semi-definite; `inner`,
-    `norm` and `log_volume` are those of M; `ds2` symmetric, not negative, zero for equal codes, and equal to ``vᵀ M v`` up to third
-    order in ``v``; a batch gives what a loop over its codes gives; a NaN in one code is refused or stays with that code; and if
-    the metric is a dataclass with a field ``decoder``, M transforms as a tensor under a change of latent coordinates. For a
-    `FisherRaoMetric`, what the family's `Information` promises (``isometric``, ``separable``) holds at the codes.
+    The laws: shapes for codes of any batch shape, dtype and device kept; M symmetric and positive semi-definite;
+    `inner`, `norm` and `log_volume` are those of M; `ds2` symmetric, not negative, zero for equal codes, and equal to
+    ``vᵀ M v`` up to third order in ``v``; a batch gives what a loop over its codes gives; a NaN in one code is refused
+    or stays with that code; and if the metric is a dataclass with a field ``decoder``, M transforms as a tensor under a
+    change of latent coordinates. For a `FisherRaoMetric`, what the family's `Information` promises (``isometric``,
+    ``separable``) holds at the codes.
 
-    **Arguments:**
-
-    - `metric`: the metric to check.
-    - `z`: codes, at least two, inside the region where the decoder makes sense.
-    - `rtol`: accuracy of the metric relative to its largest entry. By default ten roots of the dtype's precision; a metric by
-      finite differences needs more.
+    Args:
+        metric: the metric to check.
+        z: codes, at least two, inside the region where the decoder makes sense.
+        rtol: accuracy of the metric relative to its largest entry. By default ten roots of the dtype's precision; a
+            metric by finite differences needs more.
     """
     codes = z.detach().reshape(-1, z.shape[-1])
     if len(codes) < 2:
@@ -153,8 +151,8 @@ def _order(metric: Metric, z: Tensor, tolerance: float) -> None:
     coarse, fine = relative_error(first), relative_error(first / 8)
     _require(
         fine <= 0.35 * coarse + 10 * tolerance,
-        f"ds2(z, z + v) must be vᵀ M(z) v up to third order in v; the relative error falls only from {coarse:.2g} to {fine:.2g} "
-        "for a step eight times shorter. Is ds2 a squared length (twice a Kullback-Leibler divergence)?",
+        f"ds2(z, z + v) must be vᵀ M(z) v up to third order in v; the relative error falls only from {coarse:.2g} to "
+        f"{fine:.2g} for a step eight times shorter. Is ds2 a squared length (twice a Kullback-Leibler divergence)?",
     )
 
 
@@ -210,8 +208,8 @@ def _coordinates(metric: Metric, z: Tensor, tolerance: float) -> None:
     expected = torch.einsum("ink,nkl,jnl->nij", J, metric.tensor(g(w)), J)
     _require(
         _close(other.tensor(w), expected, tolerance),
-        "tensor(z) must transform as a tensor, Dgᵀ M Dg, under a change of latent coordinates: derive it from the decoded "
-        "distributions alone.",
+        "tensor(z) must transform as a tensor, Dgᵀ M Dg, under a change of latent coordinates: derive it from the "
+        "decoded distributions alone.",
     )
 
 
@@ -228,12 +226,12 @@ def _promises(metric: Metric, z: Tensor, tolerance: float) -> None:
 
 
 _NOT_SEPARABLE = (
-    "An Information with separable=True must be isometric, and each number of its root must depend on the coordinate in its own "
-    "place alone. Leave separable at False."
+    "An Information with separable=True must be isometric, and each number of its root must depend on the coordinate "
+    "in its own place alone. Leave separable at False."
 )
 _NOT_ISOMETRIC = (
-    "An Information with isometric=True must have the derivative of the family's Euclidean embedding (pullback.embed) for its root, "
-    "entry by entry and with its sign. Leave isometric at False, or change one of the two."
+    "An Information with isometric=True must have the derivative of the family's Euclidean embedding (pullback.embed) "
+    "for its root, entry by entry and with its sign. Leave isometric at False, or change one of the two."
 )
 
 
@@ -251,7 +249,7 @@ def _is_isometric(metric: FisherRaoMetric, z: Tensor, tolerance: float) -> bool:
 
 
 def _is_separable(info: Information, tolerance: float) -> bool:
-    """For every digit of the places in base two, those with digit 0 are moved: the others must not notice. Any two differ in one."""
+    """For every digit of the places in base two, those with digit 0 are moved: the others must not notice."""
     eta, root = info.eta.detach(), info.root
     assert root is not None, _NOT_SEPARABLE
     one, place = torch.ones_like(eta), torch.arange(eta.shape[-1], device=eta.device)

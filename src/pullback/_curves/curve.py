@@ -6,10 +6,11 @@ A curve is a map :math:`c: [0, 1] \to Z`. The curves here are cubic between thei
 
 Energy and length need nothing of a metric but its squared steps,
 
-.. math:: E_T(c) = T \sum_i \mathrm{ds}^2(c(t_i), c(t_{i+1})), \qquad L_T(c) = \sum_i \sqrt{\mathrm{ds}^2(c(t_i), c(t_{i+1}))}.
+.. math:: E_T(c) = T \sum_i \mathrm{ds}^2(c(t_i), c(t_{i+1})), \qquad
+   L_T(c) = \sum_i \sqrt{\mathrm{ds}^2(c(t_i), c(t_{i+1}))}.
 
-Squared steps are symmetric in their ends, so the errors of both are even series in :math:`1/T`: order two as they stand, and
-order four after one Richardson extrapolation, which reuses the decoded points.
+Squared steps are symmetric in their ends, so the errors of both are even series in :math:`1/T`: order two as they
+stand, and order four after one Richardson extrapolation, which reuses the decoded points.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class _Interpolant(Curve):
 
     @abc.abstractmethod
     def piece_slopes(self) -> tuple[Tensor, Tensor]:
-        """The derivatives at both ends of every piece, by its own parameter from 0 to 1, each ``(*batch, n - 1, d)``."""
+        """The derivatives at both ends of every piece, by its parameter from 0 to 1, each ``(*batch, n - 1, d)``."""
 
     @property
     def begin(self) -> Float[Tensor, "*batch d"]:
@@ -99,7 +100,7 @@ class _Interpolant(Curve):
         return self.points.shape[-2] - 1
 
     def __call__(self, t: Parameters) -> Tensor:
-        """Points at the parameters ``t``: the same ``(m,)`` for all curves, or ``(*batch, m)``; a number for one point."""
+        """Points at the parameters ``t``: ``(m,)`` for all curves, or ``(*batch, m)``; a number for one point."""
         return self._at(t, derivative=False)
 
     def velocity(self, t: Parameters) -> Tensor:
@@ -116,8 +117,8 @@ class _Interpolant(Curve):
     ) -> _Interpolant:
         r"""The same route at constant speed: a curve through points of this one that are equally spaced in arc length.
 
-        The arc length :math:`s(t)` is summed over `num_segments` steps and inverted by linear interpolation. The points are
-        differentiable; the parameters at which they lie are constants.
+        The arc length :math:`s(t)` is summed over `num_segments` steps and inverted by linear interpolation. The points
+        are differentiable; the parameters at which they lie are constants.
 
         Args:
             metric: what measures the speed.
@@ -162,7 +163,7 @@ class Polyline(_Interpolant):
 
 @dataclass(frozen=True, eq=False)
 class CubicSpline(_Interpolant):
-    r"""The cubic spline through ``points`` of shape ``(*batch, n, d)``: C², not-a-knot at its ends, of order four throughout.
+    r"""The cubic spline through ``points`` of shape ``(*batch, n, d)``: C², not-a-knot at its ends, of order four.
 
     See de Boor 1978, *A Practical Guide to Splines*, chapter IV. Costs O(n) time and memory.
 
@@ -198,9 +199,9 @@ class CubicSpline(_Interpolant):
 class PiecewiseCubic(_Interpolant):
     """Cubic pieces between ``points``, with given slopes at both ends of every piece.
 
-    A spline has equal slopes on both sides of a point, a polyline the same slope at both ends of a piece. Shortest paths are
-    returned as such a curve: most are splines, and those along sharp walls are polylines, because a spline would swing past
-    the corners and into the wall.
+    A spline has equal slopes on both sides of a point, a polyline the same slope at both ends of a piece. Shortest
+    paths are returned as such a curve: most are splines, and those along sharp walls are polylines, because a spline
+    would swing past the corners and into the wall.
 
     Attributes:
         points: values at n uniform parameters.
@@ -248,10 +249,10 @@ def energy(
     num_segments: int | None = None,
     extrapolate: bool = False,
 ) -> Float[Tensor, "*batch"]:
-    r"""The energy :math:`\int_0^1 \langle \dot c, \dot c\rangle\, dt`, without ½: the squared length, if the speed is constant.
+    r"""The energy :math:`\int_0^1 \langle \dot c, \dot c\rangle\, dt`, without ½: the squared length at constant speed.
 
-    Computed as :math:`T \sum_i \mathrm{ds}^2(c(t_i), c(t_{i+1}))`, of order two in the number T of segments. (Arvanitidis et al. 2022
-    print a one-sided sum of KL divergences, which is of order one and lacks the factor 2T.)
+    Computed as :math:`T \sum_i \mathrm{ds}^2(c(t_i), c(t_{i+1}))`, of order two in the number T of segments.
+    (Arvanitidis et al. 2022 print a one-sided sum of KL divergences, which is of order one and lacks the factor 2T.)
 
     Args:
         metric: what measures the steps.
@@ -269,10 +270,10 @@ def length(
     num_segments: int | None = None,
     extrapolate: bool = False,
 ) -> Float[Tensor, "*batch"]:
-    r"""The length :math:`\int_0^1 \sqrt{\langle \dot c, \dot c\rangle}\, dt`, the same for every parametrization of the route.
+    r"""The length :math:`\int_0^1 \sqrt{\langle \dot c, \dot c\rangle}\, dt`, the same for every parametrization.
 
-    Computed as :math:`\sum_i \sqrt{\mathrm{ds}^2(c(t_i), c(t_{i+1}))}`, of order two. (Arvanitidis et al. 2022 print the root of the sum,
-    which tends to zero as the curve is refined.) Arguments as for `energy`.
+    Computed as :math:`\sum_i \sqrt{\mathrm{ds}^2(c(t_i), c(t_{i+1}))}`, of order two. (Arvanitidis et al. 2022 print
+    the root of the sum, which tends to zero as the curve is refined.) Arguments as for `energy`.
     """
     return _measure(metric, curve, num_segments, extrapolate, lambda ds2: safe_sqrt(ds2).sum(-1))
 
@@ -291,7 +292,8 @@ def _measure(
         return total(*squared_steps(metric, nodes))
     if nodes.shape[-2] % 2 == 0:
         raise ValueError(
-            f"Extrapolation compares T with T/2 segments, and T = {nodes.shape[-2] - 1} is odd. Choose an even num_segments."
+            f"Extrapolation compares T with T/2 segments, and T = {nodes.shape[-2] - 1} is odd. Choose an even "
+            "num_segments."
         )
     fine, coarse = squared_steps(metric, nodes, strides=(1, 2))
     return (4 * total(fine) - total(coarse)) / 3

@@ -1,7 +1,7 @@
 """Measuring many short steps at once: every code is decoded once, however many steps it takes part in.
 
-A metric's `ds2` decodes both ends of a step. Along a curve each node ends one step and begins the next, and in a graph it
-has many neighbors; with the metric's embedding it need not be decoded again for each.
+A metric's `ds2` decodes both ends of a step. Along a curve each node ends one step and begins the next, and in a graph
+it has many neighbors; with the metric's embedding it need not be decoded again for each.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Marks:
 def squared_steps(
     metric: Metric, nodes: Float[Tensor, "*batch n d"], *, strides: tuple[int, ...] = (1,)
 ) -> list[Tensor]:
-    """Squared steps between consecutive nodes, and between every second, …, for each stride (1 or 2, a divisor of n - 1).
+    """Squared steps between consecutive nodes, or every second, for each stride (1 or 2, a divisor of n - 1).
 
     Every node is decoded once (twice where pieces meet), in chunks, so that memory does not grow with the batch.
     """
@@ -84,7 +84,7 @@ def squared_steps(
 
 
 def _pieces(nodes: Tensor) -> Tensor:
-    """Cuts curves into pieces ``(*batch, count, size + 1, d)`` of an even number of segments, the last padded by its end."""
+    """Cuts curves into pieces ``(*batch, count, size + 1, d)`` of an even number of segments, the last one padded."""
     num_segments = nodes.shape[-2] - 1
     count = math.ceil(num_segments / _PIECE)
     size = 2 * math.ceil(num_segments / count / 2)

@@ -57,20 +57,21 @@ class AdaptedDecoder(nn.Module):
 def as_decoder(model: Any, family: Family | None = None) -> Decoder:
     r"""A decoder made of a model as other libraries build them.
 
-    Finds the part that decodes (the model itself, or its ``decode``, ``decoder`` or ``generative``), what of its output are the
-    parameters (a tensor, a tuple ``(mean, log_variance)``, or an object or dictionary with ``reconstruction``, ``sample``,
-    ``logits`` …), and puts the likelihood around them.
+    Finds the part that decodes (the model itself, or its ``decode``, ``decoder`` or ``generative``), what of its output
+    are the parameters (a tensor, a tuple ``(mean, log_variance)``, or an object or dictionary with ``reconstruction``,
+    ``sample``, ``logits`` …), and puts the likelihood around them.
 
     Args:
         model: a module (plain, Lightning, pythae, diffusers, scvi-tools), or any function of the codes ``(N, d)``.
-        family: the likelihood the model was trained with: a class of `torch.distributions`, or a function from the model's
-            tensors to a distribution, such as ``lambda x: Bernoulli(probs=x)``. A class reads a single tensor as logits
-            (Bernoulli, categorical), as the logarithm of the rate (Poisson, Exponential), or as the mean of a `Normal` of unit
-            variance; of two tensors `Normal` takes the second for the logarithm of the variance. None if the model
-            returns distributions.
+        family: the likelihood the model was trained with: a class of `torch.distributions`, or a function from the
+            model's tensors to a distribution, such as ``lambda x: Bernoulli(probs=x)``. A class reads a single tensor
+            as logits (Bernoulli, categorical), as the logarithm of the rate (Poisson, Exponential), or as the mean of a
+            `Normal` of unit variance; of two tensors `Normal` takes the second for the logarithm of the variance. None
+            if the model returns distributions.
 
     Raises:
-        DecoderError: no part of the model decodes, or its output cannot be read; the message says what to write instead.
+        DecoderError: no part of the model decodes, or its output cannot be read; the message says what to write
+            instead.
 
     >>> from torch.distributions import Bernoulli
     >>> vae = nn.ModuleDict({"encoder": nn.Linear(784, 2), "decoder": nn.Linear(2, 784)})
@@ -87,8 +88,8 @@ def _part(model: Any) -> Callable[..., Any]:
         return found[0]
     if not callable(model):
         raise DecoderError(
-            f"{type(model).__name__} cannot decode: it is no function and has none called {', '.join(PLACES)}. Give the part that "
-            "does: pullback.as_decoder(model.my_decoder, family=torch.distributions.Bernoulli)."
+            f"{type(model).__name__} cannot decode: it is no function and has none called {', '.join(PLACES)}. Give "
+            "the part that does: pullback.as_decoder(model.my_decoder, family=torch.distributions.Bernoulli)."
         )
     return model
 

@@ -1,14 +1,14 @@
 """The decoder contract, in one place.
 
 A decoder is any callable that maps latent codes ``z`` of shape ``(N, d)`` to a `torch.distributions.Distribution` whose
-``batch_shape`` starts with ``N``. Further batch dimensions are independent features, so a plain ``Normal(mu, sigma)`` of
-shape ``(N, D)`` is a decoder of ``D`` features. Nothing else is asked of it: it may be a lambda, an ``nn.Module``, or a
-method, with convolutions, batch normalization or recurrences inside. The library calls it with ``(N, d)`` alone and restores
-other batch shapes itself.
+``batch_shape`` starts with ``N``. Further batch dimensions are independent features, so a plain ``Normal(mu, sigma)``
+of shape ``(N, D)`` is a decoder of ``D`` features. Nothing else is asked of it: it may be a lambda, an ``nn.Module``,
+or a method, with convolutions, batch normalization or recurrences inside. The library calls it with ``(N, d)`` alone
+and restores other batch shapes itself.
 
-The geometry differentiates the decoder and compares decodings of neighboring codes, so the decoder must be a *function*:
-the same code must always give the same distribution, whatever else is in the batch. `pullback._decoders.probe` looks once
-whether that holds, and says in one sentence what to change where it does not.
+The geometry differentiates the decoder and compares decodings of neighboring codes, so the decoder must be a
+*function*: the same code must always give the same distribution, whatever else is in the batch.
+`pullback._decoders.probe` looks once whether that holds, and says in one sentence what to change where it does not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def decode(decoder: Decoder, z: Tensor) -> Distribution:
 
 
 def observed(decoder: Decoder) -> Decoder:
-    """The decoder the geometry looks at: ``decoder.observed`` where it has one (see `pullback.Extrapolated`), else itself."""
+    """The decoder the geometry looks at: ``decoder.observed`` where it has one (see `pullback.Extrapolated`), else
+    itself."""
     return getattr(decoder, "observed", decoder)
 
 
@@ -60,15 +61,16 @@ def observe(decoder: Decoder, z: Tensor) -> Distribution:
 
 
 def as_codes(z: Any, like: object = None) -> Tensor:
-    """Codes as a tensor ``(*batch, d)``, from whatever a user may give; the first line of every public function with codes.
+    """Codes as a tensor ``(*batch, d)``, from whatever a user may give.
 
-    NumPy arrays and lists become tensors. All of them get the dtype and the device of `like`, so that float64 codes can be
-    given to a float32 model; tensors keep their gradient.
+    NumPy arrays and lists become tensors. All of them get the dtype and the device of `like`, so that float64 codes can
+    be given to a float32 model; tensors keep their gradient.
 
     Args:
         z: a tensor, a NumPy array, or a list of numbers, tensors or arrays.
-        like: where the codes will be used: a metric, a decoder, a module, or a tensor. Without one, or where it does not tell,
-            tensors and NumPy's floating-point arrays stay what they are, and other numbers get torch's default dtype.
+        like: where the codes will be used: a metric, a decoder, a module, or a tensor. Without one, or where it does
+            not tell, tensors and NumPy's floating-point arrays stay what they are, and other numbers get torch's
+            default dtype.
 
     Raises:
         TypeError: ``z`` cannot be read as real numbers.
@@ -101,8 +103,8 @@ def _read(z: Any) -> Tensor:
         return torch.as_tensor(array if isinstance(z, np.ndarray) else array.astype(np.float64).tolist())
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"Latent codes must be a tensor or an array of real numbers of shape (*batch, d); {type(z).__name__} could not be "
-            f"read as one ({error}). Use torch.as_tensor(z)."
+            f"Latent codes must be a tensor or an array of real numbers of shape (*batch, d); {type(z).__name__} could "
+            f"not be read as one ({error}). Use torch.as_tensor(z)."
         ) from error
 
 
@@ -119,7 +121,7 @@ def check_codes(z: Tensor) -> None:
 
 
 def check_finite(values: Tensor, z: Tensor, what: str = "parameters") -> None:
-    """Raises a `DecoderError` that names the first code at which ``values``, of shape ``(*batch, ...)``, are not finite."""
+    """Raises a `DecoderError` that names the first code at which ``values (*batch, ...)`` are not finite."""
     # One pass instead of five. The sum of finite values may overflow, so otherwise look closer.
     if torch.isfinite(values.sum()):
         return

@@ -1,4 +1,4 @@
-r"""Several decoders instead of one: retrained from different seeds, or drawn from a Laplace approximation of the posterior.
+r"""Several decoders instead of one: retrained from other seeds, or drawn from a Laplace approximation.
 
 Where there are data the members agree; where there are none nothing makes them. `pullback.EnsembleMetric` turns that
 disagreement into length.
@@ -20,13 +20,12 @@ from pullback._typing import Float
 class EnsembleDecoder(nn.Module):
     """Several decoders of one family and shape as one.
 
-    ``ensemble(z)`` is the average of the members in the family's parameters (`pullback.blend`); for Bernoulli and categorical
-    features that is the marginal distribution of their mixture. Members that are modules are registered, so ``.to`` and
-    ``state_dict`` reach them.
+    ``ensemble(z)`` is the average of the members in the family's parameters (`pullback.blend`); for Bernoulli and
+    categorical features that is the marginal distribution of their mixture. Members that are modules are registered, so
+    ``.to`` and ``state_dict`` reach them.
 
-    **Arguments:**
-
-    - `members`: at least two decoders.
+    Args:
+        members: at least two decoders.
     """
 
     def __init__(self, members: Iterable[Decoder]):
@@ -34,7 +33,8 @@ class EnsembleDecoder(nn.Module):
         self.members = tuple(members)
         if len(self.members) < 2:
             raise ValueError(
-                f"An ensemble needs at least two decoders to disagree; got {len(self.members)}. For a single one use it as it is."
+                f"An ensemble needs at least two decoders to disagree; got {len(self.members)}. For a single one use "
+                "it as it is."
             )
         for i, member in enumerate(self.members):
             if isinstance(member, nn.Module):

@@ -1,27 +1,27 @@
 r"""A decoder that knows where the data end.
 
-A metric pulled back from a decoder alone says nothing of where the decoder was trained: off the data it may be arbitrarily
-small, and the shortest path between two codes then runs through a region no code ever came from. Making the decoder
-*uncertain* there helps only families whose uncertainty has no bound. Blending a Bernoulli decoder to :math:`p = 1/2`
-(`Reweighted`, the mechanism of Arvanitidis et al. 2022) makes the decoder constant, hence the metric zero, hence the void
-free to cross.
+A metric pulled back from a decoder alone says nothing of where the decoder was trained: off the data it may be
+arbitrarily small, and the shortest path between two codes then runs through a region no code ever came from. Making the
+decoder *uncertain* there helps only families whose uncertainty has no bound. Blending a Bernoulli decoder to
+:math:`p = 1/2` (`Reweighted`, the mechanism of Arvanitidis et al. 2022) makes the decoder constant, hence the metric
+zero, hence the void free to cross.
 
-`Extrapolated` lets the decoder emit one more observation next to x: a vector y of known noise that is silent on the data
-and reports the code itself, louder and louder, away from them,
+`Extrapolated` lets the decoder emit one more observation next to x: a vector y of known noise that is silent on the
+data and reports the code itself, louder and louder, away from them,
 
 .. math:: y \sim \mathcal N(F(z), 1), \qquad
-          F(z) = \frac{W(z)}{\sqrt d}\,\big(\cos\omega z_i,\ \sin\omega z_i\big)_{i=1,\dots,d}, \qquad W = \lambda \rho .
+          F(z) = \frac{W(z)}{\sqrt d}\,\big(\cos\omega z_i,\ \sin\omega z_i\big)_{i=1,\dots,d}, \quad W = \lambda \rho .
 
-Here :math:`\rho(z) = \sqrt{e}\, \exp(-h^2/e)` with :math:`e = \max(D_h(z) - D_{\rm edge}, 0)` is the distance beyond the edge of the
-support (`pullback.Support`): zero with all its derivatives on the support, of unit slope far from it. The derivative of the i-th
-pair along v has the two orthogonal parts :math:`(\nabla W\cdot v)(\cos, \sin)` and :math:`W \omega v_i (-\sin, \cos)`, so with
-:math:`\omega = \sqrt d/\ell` the Fisher information of y is
+Here :math:`\rho(z) = \sqrt{e}\, \exp(-h^2/e)` with :math:`e = \max(D_h(z) - D_{\rm edge}, 0)` is the distance beyond
+the edge of the support (`pullback.Support`): zero with all its derivatives on the support, of unit slope far from it.
+The derivative of the i-th pair along v has the two orthogonal parts :math:`(\nabla W\cdot v)(\cos, \sin)` and
+:math:`W \omega v_i (-\sin, \cos)`, so with :math:`\omega = \sqrt d/\ell` the Fisher information of y is
 
 .. math:: |DF\, v|^2 = (\nabla W \cdot v)^2 + \frac{W^2}{\ell^2}\, |v|^2 ,
 
-a cone whose apex is the support. It adds nothing on the data, not even to higher order. Off them it is positive definite in
-every direction, for every family and in every dimension, has no preferred origin or axes, and grows without bound. And it
-stays what the metric was before: the Fisher information of everything the decoder emits.
+a cone whose apex is the support. It adds nothing on the data, not even to higher order. Off them it is positive
+definite in every direction, for every family and in every dimension, has no preferred origin or axes, and grows without
+bound. And it stays what the metric was before: the Fisher information of everything the decoder emits.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ _NUM_NEIGHBORS = 10
 class Extrapolated(nn.Module):
     r"""A decoder together with an observation of how far a code is from the data; see the module's derivation.
 
-    Called, it is the decoder you gave: ``extrapolated(z)`` is p(x|z), also off the data. Metrics look at `observed` instead,
-    so ``FisherRaoMetric(Extrapolated(decoder, Support.fit(codes)))`` is the recommended geometry: the decoder's own on the data, and
-    a wall around them. Squared lengths add up, so the part of a path's energy that is due to the wall is its energy under
-    ``FisherRaoMetric(extrapolated.channel)``: zero for a path on the data.
+    Called, it is the decoder you gave: ``extrapolated(z)`` is p(x|z), also off the data. Metrics look at `observed`
+    instead, so ``FisherRaoMetric(Extrapolated(decoder, Support.fit(codes)))`` is the recommended geometry: the
+    decoder's own on the data, and a wall around them. Squared lengths add up, so the part of a path's energy that is
+    due to the wall is its energy under ``FisherRaoMetric(extrapolated.channel)``: zero for a path on the data.
 
-    **Arguments:**
-
-    - `decoder`: any decoder; without a `strength` its family needs a rule for `pullback.fisher`.
-    - `support`: where the data are.
-    - `strength`: the slope :math:`\lambda` of the wall, in units of length in the metric per unit of latent distance. By default
-      it is found from the decoder at the support's centers: three times the median of :math:`\sqrt{\lambda_{\max}(M)}`, or more where
-      that leaves a short cut, namely the smallest slope for which no straight line between two centers that leaves
-      the support is shorter than the way along the data. Centers with no way along the data between them (distant clusters)
-      do not enter: the path between them has to cross the void, at this slope. Call `calibrate` after the decoder has changed.
-      Lengths are those of the Fisher-Rao metric: for one in other units, such as the Euclidean, give your own.
+    Args:
+        decoder: any decoder; without a `strength` its family needs a rule for `pullback.fisher`.
+        support: where the data are.
+        strength: the slope :math:`\lambda` of the wall, in units of length in the metric per unit of latent distance.
+            By default it is found from the decoder at the support's centers: three times the median of
+            :math:`\sqrt{\lambda_{\max}(M)}`, or more where that leaves a short cut, namely the smallest slope for which
+            no straight line between two centers that leaves the support is shorter than the way along the data. Centers
+            with no way along the data between them (distant clusters) do not enter: the path between them has to cross
+            the void, at this slope. Call `calibrate` after the decoder has changed. Lengths are those of the Fisher-Rao
+            metric: for one in other units, such as the Euclidean, give your own.
     """
 
     strength: Tensor
@@ -86,8 +86,8 @@ class Extrapolated(nn.Module):
         speed = torch.linalg.eigvalsh(M)[..., -1].clamp_min(0).sqrt().median()
         if not speed > 0:
             raise ValueError(
-                "The decoder is constant at the centers of the support, so lengths on the data are zero and no wall can be scaled to "
-                "them. Check that the decoder and the codes belong together, or give strength=."
+                "The decoder is constant at the centers of the support, so lengths on the data are zero and no wall "
+                "can be scaled to them. Check that the decoder and the codes belong together, or give strength=."
             )
         self.strength.copy_(torch.maximum(_SLOPE * speed, _closing_slope(self.support, c, M)))
 
@@ -125,8 +125,9 @@ def _height(support: Support, distance2: Tensor) -> Tensor:
 def _closing_slope(support: Support, c: Tensor, M: Tensor) -> Tensor:
     r"""The smallest slope of the wall at which no straight hop between two of the centers c is a short cut.
 
-    A hop is a straight line that leaves the support. It climbs to the largest height ρ on it and down again, so it costs at
-    least 2 λ ρ; the way along the data costs the distance in the graph of near centers that see each other within the support.
+    A hop is a straight line that leaves the support. It climbs to the largest height ρ on it and down again, so it
+    costs at least 2 λ ρ; the way along the data costs the distance in the graph of near centers that see each other
+    within the support.
     """
     peaks = _peaks(support, c)
     inside = peaks <= support.border

@@ -1,14 +1,15 @@
 r"""The posterior of a Gaussian process as a decoder: the geometry of the Gaussian process latent variable model.
 
 Given codes :math:`z_n` and data :math:`x_n`, every feature of x is a Gaussian process with the kernel
-:math:`k(z, z') = s^2 \exp(-|z - z'|^2 / 2\ell^2)` observed with noise :math:`\tau^2`. Its posterior is Gaussian in closed form (Rasmussen and
-Williams 2006, chapter 2),
+:math:`k(z, z') = s^2 \exp(-|z - z'|^2 / 2\ell^2)` observed with noise :math:`\tau^2`. Its posterior is Gaussian in
+closed form (Rasmussen and Williams 2006, chapter 2),
 
 .. math:: \mu(z) = \bar x + k_z^\top (K + \tau^2)^{-1} (x - \bar x), \qquad
           v(z) = s^2 - k_z^\top (K + \tau^2)^{-1} k_z ,
 
-and it knows where the data end: away from them v rises to :math:`s^2`. With the Cholesky factor :math:`K + \tau^2 = L L^\top` everything
-is a function of the whitened features :math:`w(z) = L^{-1} k_z`: :math:`\mu = \bar x + w^\top A` and :math:`v = s^2 - |w|^2`.
+and it knows where the data end: away from them v rises to :math:`s^2`. With the Cholesky factor
+:math:`K + \tau^2 = L L^\top` everything is a function of the whitened features :math:`w(z) = L^{-1} k_z`:
+:math:`\mu = \bar x + w^\top A` and :math:`v = s^2 - |w|^2`.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from pullback._typing import Float
 class GPDecoder(nn.Module):
     r"""The exact posterior of independent Gaussian processes, one for each feature, with a common kernel.
 
-    ``decoder(z)`` is the predictive distribution :math:`\mathcal N(\mu(z),\ v(z) + \tau^2)` of an observation, or with ``noisy=False`` the posterior
-    :math:`\mathcal N(\mu(z),\ v(z))` of the function itself. Memory grows with the square of the number of codes: a few thousand are fine.
+    ``decoder(z)`` is the predictive distribution :math:`\mathcal N(\mu(z),\ v(z) + \tau^2)` of an observation, or with
+    ``noisy=False`` the posterior :math:`\mathcal N(\mu(z),\ v(z))` of the function itself. Memory grows with the square
+    of the number of codes: a few thousand are fine.
 
-    **Arguments:**
-
-    - `codes`, `x`: latent codes ``(n, d)`` and data ``(n, D)``.
-    - `lengthscale`, `signal`, `noise`: :math:`\ell`, the standard deviation s of the process, and that of the noise, :math:`\tau`. `GPDecoder.fit` finds
-      them by maximal marginal likelihood.
-    - `noisy`: whether the decoder's distribution includes the noise.
+    Args:
+        codes, x: latent codes ``(n, d)`` and data ``(n, D)``.
+        lengthscale, signal, noise: :math:`\ell`, the standard deviation s of the process, and that of the noise,
+            :math:`\tau`. `GPDecoder.fit` finds them by maximal marginal likelihood.
+        noisy: whether the decoder's distribution includes the noise.
     """
 
     codes: Tensor
@@ -115,7 +116,8 @@ class GPDecoder(nn.Module):
         return Normal(mean, variance.sqrt().expand_as(mean))
 
     def features(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch n"]:
-        r"""The whitened features :math:`w(z) = L^{-1} k_z`; the posterior covariance is :math:`k(z, z') - w(z)\cdot w(z')`."""
+        r"""The whitened features :math:`w(z) = L^{-1} k_z`; the posterior covariance is
+        :math:`k(z, z') - w(z)\cdot w(z')`."""
         squares = squared_distances(z - self.origin, self.codes)
         return _kernel(squares, self.lengthscale, self.signal) @ self.whiten.mT
 
@@ -130,8 +132,8 @@ def _factor(kernel: Tensor, noise: Tensor) -> Tensor:
     factor, info = torch.linalg.cholesky_ex(kernel + noise.square() * eye)
     if info != 0:
         raise ValueError(
-            "The kernel matrix of the codes is singular to working precision: some codes are too close for this lengthscale and "
-            "noise. Raise noise, lower lengthscale, or use float64 codes."
+            "The kernel matrix of the codes is singular to working precision: some codes are too close for this "
+            "lengthscale and noise. Raise noise, lower lengthscale, or use float64 codes."
         )
     return factor
 
@@ -147,8 +149,8 @@ def _negative_log_likelihood(squares: Tensor, y: Tensor, lengthscale: Tensor, si
 def _check_data(codes: Tensor, x: Tensor) -> None:
     if codes.ndim != 2 or x.ndim != 2 or len(codes) != len(x):
         raise ValueError(
-            f"GPDecoder needs codes (n, d) and data (n, D) of the same n; got {tuple(codes.shape)} and {tuple(x.shape)}. "
-            "Flatten images first: x.flatten(1)."
+            f"GPDecoder needs codes (n, d) and data (n, D) of the same n; got {tuple(codes.shape)} and "
+            f"{tuple(x.shape)}. Flatten images first: x.flatten(1)."
         )
     if not (torch.isfinite(codes).all() and torch.isfinite(x).all()):
         raise ValueError("The codes or the data contain NaN or infinite values. Drop those rows.")

@@ -32,7 +32,7 @@ def networks(decoder: object) -> list[nn.Module]:
 
 
 def reference(like: object) -> Tensor | None:
-    """A tensor with the dtype and device that a decoder, metric, module or tensor works in; None if they cannot be told.
+    """A tensor of the dtype and device that a decoder, metric or module works in; None if they cannot be told.
 
     Networks that disagree say nothing.
     """

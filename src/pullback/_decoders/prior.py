@@ -1,16 +1,18 @@
 r"""A decoder together with what the latent prior knows.
 
-A trained decoder ignores some of its latent dimensions. There its metric is nearly singular, moving is free, and shortest paths run
-far out of the data along dimensions that mean nothing. The problem is ill-posed, and every solver is slow on it. The prior of the
-model completes it. With :math:`\Lambda = -\nabla^2 \log p(z)`, the information of the prior,
+A trained decoder ignores some of its latent dimensions. There its metric is nearly singular, moving is free, and
+shortest paths run far out of the data along dimensions that mean nothing. The problem is ill-posed, and every solver is
+slow on it. The prior of the model completes it. With :math:`\Lambda = -\nabla^2 \log p(z)`, the information of the
+prior,
 
 .. math:: M(z) = J_h^\top I(h(z))\, J_h + \Lambda = -\mathrm{E}_{x \mid z}\, \nabla_z^2 \log p(x, z)
 
-is the expected precision of the posterior of a code, the information of the Bayesian Cramér-Rao bound (van Trees 1968). Length then
-counts posterior standard deviations: where the decoder says nothing about a dimension, its unit is the prior's standard deviation.
+is the expected precision of the posterior of a code, the information of the Bayesian Cramér-Rao bound (van Trees 1968).
+Length then counts posterior standard deviations: where the decoder says nothing about a dimension, its unit is the
+prior's standard deviation.
 
-As an observation it is one more reading of the code itself, :math:`y \sim \mathcal N(\Lambda^{1/2} z, 1)`, whose Fisher information is
-:math:`\Lambda`. So the geometry stays a Fisher-Rao geometry, Euclidean in the reading's own embedding.
+As an observation it is one more reading of the code itself, :math:`y \sim \mathcal N(\Lambda^{1/2} z, 1)`, whose Fisher
+information is :math:`\Lambda`. So the geometry stays a Fisher-Rao geometry, Euclidean in the reading's own embedding.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ from pullback._typing import Float
 
 
 class WithPrior(nn.Module):
-    r"""A decoder whose geometry also sees the information :math:`\Lambda` of the latent prior: :math:`M = J^\top I J + \Lambda`.
+    r"""A decoder whose geometry also sees the information of the latent prior, :math:`M = J^\top I J + \Lambda`.
 
-    This is the geometry to use for a trained VAE with more than two latent dimensions. Called, it is the decoder you gave: nothing
-    is added to what is decoded. Metrics look at `observed` instead. Squared lengths add up, so the part of a path's energy that is
-    due to the prior is its energy under ``FisherRaoMetric(with_prior.channel)``; `pullback.contributions` lists it.
+    This is the geometry to use for a trained VAE with more than two latent dimensions. Called, it is the decoder you
+    gave: nothing is added to what is decoded. Metrics look at `observed` instead. Squared lengths add up, so the part
+    of a path's energy that is due to the prior is its energy under ``FisherRaoMetric(with_prior.channel)``;
+    `pullback.contributions` lists it.
 
-    It composes: ``WithPrior(Extrapolated(decoder, support))`` has both a prior and a wall, ``WithPrior(Reweighted(...))`` the prior
-    under the paper's extrapolation, and an `EnsembleDecoder` takes members with a prior.
+    It composes: ``WithPrior(Extrapolated(decoder, support))`` has both a prior and a wall,
+    ``WithPrior(Reweighted(...))`` the prior under the paper's extrapolation, and an `EnsembleDecoder` takes members
+    with a prior.
 
     Args:
         decoder: any decoder.
@@ -71,11 +75,12 @@ class WithPrior(nn.Module):
         return Product(observed(self.decoder)(z), self.channel(z), validate_args=False)
 
     def channel(self, z: Float[Tensor, "*batch d"]) -> Distribution:
-        r"""The reading :math:`y \sim \mathcal N(\Lambda^{1/2} z, 1)` of the code; its information is :math:`\Lambda`."""
+        r"""The reading :math:`y \sim \mathcal N(\Lambda^{1/2} z, 1)` of the code; its information is
+        :math:`\Lambda`."""
         if self.root is not None and self.root.shape[-1] != z.shape[-1]:
             raise ValueError(
-                f"The prior has {self.root.shape[-1]} dimensions, but the codes have {z.shape[-1]}. Give the prior that the "
-                "model's codes were trained with, or its precision matrix of shape (d, d)."
+                f"The prior has {self.root.shape[-1]} dimensions, but the codes have {z.shape[-1]}. Give the prior "
+                "that the model's codes were trained with, or its precision matrix of shape (d, d)."
             )
         mean = z if self.root is None else z @ self.root.to(z)
         return Independent(UnitNormal(mean), 1, validate_args=False)
@@ -97,17 +102,17 @@ def _precision(prior: Distribution | Tensor) -> Tensor:
     if isinstance(prior, Tensor):
         return _matrix(prior)
     raise TypeError(
-        f"The information of a {type(prior).__name__} prior is not one positive semi-definite matrix: the log-density of a mixture "
-        "or a flow is not concave everywhere. Give a Normal or a MultivariateNormal, or a precision matrix of your choice, such as "
-        "torch.cov(codes.T).inverse()."
+        f"The information of a {type(prior).__name__} prior is not one positive semi-definite matrix: the log-density "
+        "of a mixture or a flow is not concave everywhere. Give a Normal or a MultivariateNormal, or a precision "
+        "matrix of your choice, such as torch.cov(codes.T).inverse()."
     )
 
 
 def _vector(scale: Tensor) -> Tensor:
     if scale.ndim != 1:
         raise ValueError(
-            f"A Normal prior must have one scale per latent dimension, shape (d,); got {tuple(scale.shape)}. For N(0, s²) in d "
-            "dimensions use Normal(torch.zeros(d), s * torch.ones(d))."
+            f"A Normal prior must have one scale per latent dimension, shape (d,); got {tuple(scale.shape)}. For N(0, "
+            "s²) in d dimensions use Normal(torch.zeros(d), s * torch.ones(d))."
         )
     return scale
 
@@ -128,8 +133,8 @@ def _root(precision: Tensor) -> Tensor:
     asymmetry = (precision - precision.mT).abs().amax()
     if not (values.amin() >= -rounding and asymmetry <= 1e-4 * values.abs().amax()):
         raise ValueError(
-            "The precision matrix of the prior must be symmetric and positive semi-definite: its smallest eigenvalue is "
-            f"{values.amin():.3g}, its asymmetry {asymmetry:.3g}. Pass the inverse of a covariance matrix, such as "
+            "The precision matrix of the prior must be symmetric and positive semi-definite: its smallest eigenvalue "
+            f"is {values.amin():.3g}, its asymmetry {asymmetry:.3g}. Pass the inverse of a covariance matrix, such as "
             "torch.cov(codes.T).inverse()."
         )
     return (vectors * values.clamp_min(0).sqrt()) @ vectors.mT

@@ -1,9 +1,10 @@
-"""Questions asked once per decoder, at its first use: is it a function of each code alone, and how can it be differentiated?
+"""Questions asked once per decoder: is it a function of each code alone, and how can it be differentiated?
 
-A decoder is looked at with three codes: decoded twice, and one by one. So it is refused if it is random or mixes the codes of a
-batch, without a word about what other threads draw and without hooks that stay. How it can be differentiated is asked when a
-derivative is wanted: forward mode with torch's own kernels, forward mode with plain ones, or reverse mode twice. The answers
-are remembered for as long as the decoder lives, for each dimension, dtype and device of its codes.
+A decoder is looked at with three codes: decoded twice, and one by one. So it is refused if it is random or mixes the
+codes of a batch, without a word about what other threads draw and without hooks that stay. How it can be differentiated
+is asked when a derivative is wanted: forward mode with torch's own kernels, forward mode with plain ones, or reverse
+mode twice. The answers are remembered for as long as the decoder lives, for each dimension, dtype and device of its
+codes.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from pullback._families.score import tensors_in
 
 Decoder = Callable[[Tensor], Distribution]
 
-# Two decodings of one code differ by rounding; kernels chosen by the size of the batch, and TensorFloat-32, lose half of the
-# digits. Statistics of a batch of three change the parameters by more than a tenth.
+# Two decodings of one code differ by rounding; kernels chosen by the size of the batch, and TensorFloat-32, lose half
+# of the digits. Statistics of a batch of three change the parameters by more than a tenth.
 _SAME = 10.0
 
 
@@ -84,7 +85,7 @@ def _detail(z: Tensor) -> object:
 
 
 def facts(decoder: Decoder, z: Tensor) -> Facts | None:
-    """What is known of the decoder at codes ``(N, d)``; looks at it if nothing is. None where there is nothing to look with."""
+    """What is known of the decoder at codes ``(N, d)``; looks at it if nothing is. None without a code to look with."""
     known = _FACTS.get(decoder, _detail(z))
     if known is None and not in_transform() and (codes := _few(z)) is not None:
         known = _look(decoder, codes)
@@ -104,8 +105,8 @@ def route(decoder: Decoder, z: Tensor) -> Route:
 
 
 def has_constants(decoder: Decoder, z: Tensor) -> bool:
-    """Whether what the family's embedding takes for constants of the model (a total count, degrees of freedom) is not computed
-    from the codes; asks if it is not known. Equal values do not tell: the next path may change them.
+    """Whether what the family's embedding takes for constants of the model (a total count, degrees of freedom) is not
+    computed from the codes; asks if it is not known. Equal values do not tell: the next path may change them.
     """
     known = _CONSTANTS.get(decoder, _detail(z))
     if known is None and not in_transform() and (codes := _few(z)) is not None:

@@ -17,12 +17,13 @@ Rule = Callable[[Distribution], Information]
 
 # Coordinates that a processor contracts at once. They then stay in its cache, and no fresh memory is asked for.
 _BLOCK = 2**17
-# Coordinates and tangents of codes differentiated at once. A convolutional decoder with 784 outputs then needs 200 MB in float32.
+# Coordinates and tangents of codes differentiated at once. A convolutional decoder with 784 outputs then needs 200 MB
+# in float32.
 _AT_ONCE = {"cpu": 2**21, "cuda": 2**25}
 
 
 def pulled_back(rule: Rule, decoder: Decoder, z: Tensor) -> Tensor:
-    r"""The tensor :math:`J^\top I J` of shape ``(N, d, d)`` for the information that `rule` gives the decoded distributions.
+    r"""The tensor :math:`J^\top I J` ``(N, d, d)`` for the information that `rule` gives the decoded distributions.
 
     It can be differentiated where the codes require a gradient. Otherwise it is a constant, computed in bounded memory.
     """
@@ -52,10 +53,10 @@ def _pulled_back(rule: Rule, decoder: Decoder, z: Tensor) -> Tensor:
 
 
 def contracted(info: Information, eta: Tensor, u: Tensor) -> Tensor:
-    """``uᵢᵀ I(eta) uⱼ`` for coordinates ``(N, *features, k)`` and tangents ``(m, N, *features, k)``, summed over features.
+    """``uᵢᵀ I(eta) uⱼ`` for coordinates ``(N, *features, k)`` and tangents ``(m, N, *features, k)``, summed.
 
-    An estimated information is evaluated code by code, each with the same noise: the estimate at a code must not depend on
-    where in a batch the code stands.
+    An estimated information is evaluated code by code, each with the same noise: the estimate at a code must not depend
+    on where in a batch the code stands.
     """
     if not info.exact:
         return torch.stack([info.gram(one, v, 0) for one, v in zip(eta, u.unbind(1), strict=True)])

@@ -1,8 +1,8 @@
 r"""A standard deviation that grows away from the data by construction.
 
 A network trained on data alone may predict any noise where there are none. A radial basis network for the *precision*
-cannot: it is a sum of bumps on the codes, so away from them the precision falls to a floor and the standard deviation rises to a
-ceiling (Arvanitidis, Hansen, Hauberg 2018; the Gaussian experiment of Arvanitidis et al. 2022).
+cannot: it is a sum of bumps on the codes, so away from them the precision falls to a floor and the standard deviation
+rises to a ceiling (Arvanitidis, Hansen, Hauberg 2018; the Gaussian experiment of Arvanitidis et al. 2022).
 """
 
 from __future__ import annotations
@@ -16,23 +16,21 @@ from pullback._typing import Float
 
 
 class RBFPrecision(nn.Module):
-    r"""The standard deviation :math:`\sigma_i(z) = a_i / (\sum_j w_j \exp(-|z - c_j|^2 / 2h^2) + \epsilon)` of D features, trainable.
+    r"""The standard deviation :math:`\sigma_i(z) = a_i / (\sum_j w_j \exp(-|z - c_j|^2 / 2h^2) + \epsilon)`, trainable.
 
-    Radial basis functions on the support's centers, a linear layer with positive weights w, a reciprocal, and a second linear layer
-    with positive weights a. It starts with :math:`\sigma \approx` `scale` on the data and `ceiling` times that far away.
+    Radial basis functions on the support's centers, a linear layer with positive weights w, a reciprocal, and a second
+    linear layer with positive weights a. It starts with :math:`\sigma \approx` `scale` on the data and `ceiling` times
+    that far away.
 
-    ```python
-    sigma = pb.RBFPrecision(pb.Support.fit(codes, 500), num_features=784)
-    decoder = lambda z: Normal(mean(z), sigma(z))  # train sigma with the mean held fixed, once the codes are known
-    ```
+    ```python sigma = pb.RBFPrecision(pb.Support.fit(codes, 500), num_features=784) decoder = lambda z: Normal(mean(z),
+    sigma(z)) # train sigma with the mean held fixed, once the codes are known ```
 
-    **Arguments:**
-
-    - `support`: gives the centers and the width h (its `scale`).
-    - `num_features`: D.
-    - `scale`: the initial standard deviation on the data.
-    - `ceiling`: the ratio of the standard deviation far from the data to that on them, at the start; :math:`1/\epsilon`, which is not
-      trained: the data cannot tell it.
+    Args:
+        support: gives the centers and the width h (its `scale`).
+        num_features: D.
+        scale: the initial standard deviation on the data.
+        ceiling: the ratio of the standard deviation far from the data to that on them, at the start;
+            :math:`1/\epsilon`, which is not trained: the data cannot tell it.
     """
 
     def __init__(self, support: Support, num_features: int, *, scale: float = 1.0, ceiling: float = 100.0):

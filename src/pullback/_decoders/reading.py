@@ -1,12 +1,13 @@
 r"""A decoder that emits one more reading: preferences, costs and obstacles as observations.
 
-Let a decoder report, next to x, any function g of the code with known noise, :math:`y \sim \mathcal N(g(z), 1)`. Its Fisher information
-:math:`Dg^\top Dg` is added to the metric,
+Let a decoder report, next to x, any function g of the code with known noise, :math:`y \sim \mathcal N(g(z), 1)`. Its
+Fisher information :math:`Dg^\top Dg` is added to the metric,
 
 .. math:: M(z) = J_h^\top I(h(z))\, J_h + Dg(z)^\top Dg(z) ,
 
-so a path pays for every change of g. A function that is zero where one may go and rises steeply where one must not makes a wall: going over it and
-down again costs at least twice its height. The wall of `Extrapolated` and the prior of `WithPrior` are readings of this kind.
+so a path pays for every change of g. A function that is zero where one may go and rises steeply where one must not
+makes a wall: going over it and down again costs at least twice its height. The wall of `Extrapolated` and the prior of
+`WithPrior` are readings of this kind.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class WithReading(nn.Module):
 
     Args:
         decoder: any decoder.
-        reading: ``g(z, p)`` for codes ``(n, d)`` and what they decode to, of shape ``(n,)`` or ``(n, k)``, in units of length of the
-            metric: a change of g by 1 costs a length of at least 1.
+        reading: ``g(z, p)`` for codes ``(n, d)`` and what they decode to, of shape ``(n,)`` or ``(n, k)``, in units of
+            length of the metric: a change of g by 1 costs a length of at least 1.
 
     Example:
         An obstacle of radius 1 around the origin, 10 high:
@@ -70,7 +71,7 @@ class WithReading(nn.Module):
         return Product(seen, self._channel(z, p), validate_args=False)
 
     def channel(self, z: Float[Tensor, "*batch d"]) -> Distribution:
-        r"""The reading :math:`y \sim \mathcal N(g(z), 1)` alone; the energy of a path under it is what the reading adds."""
+        r"""The reading :math:`y \sim \mathcal N(g(z), 1)` alone; a path's energy under it is what the reading adds."""
         return self._channel(z, self.decoder(z))
 
     def _channel(self, z: Tensor, p: Distribution) -> Distribution:

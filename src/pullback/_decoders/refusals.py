@@ -13,8 +13,8 @@ _NO_DERIVATIVE = (
     "pullback.DivergenceMetric(decoder, method=pullback.divergences.CentralDifference())."
 )
 
-# Where libraries keep the decoder of a model: diffusers (`decode`), plain and Lightning modules and pythae (`decoder`), scvi-tools
-# (`generative`).
+# Where libraries keep the decoder of a model: diffusers (`decode`), plain and Lightning modules and pythae (`decoder`),
+# scvi-tools (`generative`).
 PLACES = ("decode", "decoder", "generative")
 
 RANDOM = (
@@ -23,12 +23,13 @@ RANDOM = (
 )
 MIXING = (
     "The decoder must give for a batch what it gives for its codes one by one: no statistics of the batch, no sum or "
-    "recurrence over its codes, no shared noise. Use batch_first=True in recurrences and attention, LayerNorm or GroupNorm "
-    "instead of statistics of the batch, and model.eval()."
+    "recurrence over its codes, no shared noise. Use batch_first=True in recurrences and attention, LayerNorm or "
+    "GroupNorm instead of statistics of the batch, and model.eval()."
 )
 DETACHED = (
-    "The decoder's output depends on the codes, but torch cannot differentiate it: the codes are detached, or leave torch, on "
-    "the way (detach(), .data, numpy(), torch.no_grad() or torch.inference_mode() inside the decoder). Take that away, "
+    "The decoder's output depends on the codes, but torch cannot differentiate it: the codes are detached, or leave "
+    "torch, on the way (detach(), .data, numpy(), torch.no_grad() or torch.inference_mode() inside the decoder). Take "
+    "that away, "
 ) + _NO_DERIVATIVE
 
 
@@ -43,33 +44,34 @@ def batch_dependence(layer: nn.Module) -> str | None:
         return f"The decoder is in train mode and has {name}, so its output is random. Call model.eval() first."
     if isinstance(layer, batch_norms) and layer.training:
         return (
-            f"The decoder is in train mode and has {name}, so each code's distribution depends on the rest of its batch. "
-            "Call model.eval() first."
+            f"The decoder is in train mode and has {name}, so each code's distribution depends on the rest of its "
+            "batch. Call model.eval() first."
         )
     if isinstance(layer, batch_norms) and layer.running_mean is None:
         return (
-            f"The decoder has {name} without running statistics, so each code's distribution depends on the rest of its "
-            "batch. Build it with track_running_stats=True, or use LayerNorm or GroupNorm."
+            f"The decoder has {name} without running statistics, so each code's distribution depends on the rest of "
+            "its batch. Build it with track_running_stats=True, or use LayerNorm or GroupNorm."
         )
     return None
 
 
 def whole_model(model: object, z: Tensor, error: Exception) -> str | None:
-    """For a model with an encoder and a decoder that does not take codes itself; None if it has no part that decodes."""
+    """For a model that does not take codes itself, but has a part that decodes; None if it has none."""
     places = [place for place in PLACES if callable(getattr(model, place, None))]
     if not places or isinstance(error, torch.OutOfMemoryError):
         return None
     return (
         f"{type(model).__name__} does not take codes of shape {tuple(z.shape)} ({first_line(error)}), but it has "
-        f"{places[0]}: use pullback.as_decoder(model, family=torch.distributions.Bernoulli), with the likelihood it was trained with."
+        f"{places[0]}: use pullback.as_decoder(model, family=torch.distributions.Bernoulli), with the likelihood it "
+        "was trained with."
     )
 
 
 def leaves_torch(error: Exception) -> str:
     """For a decoder that takes codes, but not codes that require a gradient."""
     return (
-        f"The decoder cannot be differentiated: it fails when its codes require a gradient ({first_line(error)}). Keep to "
-        f"torch's operations inside it (no numpy(), item() or tolist()), {_NO_DERIVATIVE}"
+        f"The decoder cannot be differentiated: it fails when its codes require a gradient ({first_line(error)}). Keep "
+        f"to torch's operations inside it (no numpy(), item() or tolist()), {_NO_DERIVATIVE}"
     )
 
 
@@ -84,8 +86,9 @@ def no_derivative(forward: Exception, reverse: Exception) -> str:
 def invalid_parameter(error: Exception) -> str:
     """For a distribution that torch itself refused to build."""
     return (
-        "The decoder built a distribution with invalid parameters (NaN, or outside their range). Check the model at these "
-        f"codes: use softplus for scales and rates, logits instead of probabilities. torch says: {first_line(error)}"
+        "The decoder built a distribution with invalid parameters (NaN, or outside their range). Check the model at "
+        "these codes: use softplus for scales and rates, logits instead of probabilities. torch says: "
+        f"{first_line(error)}"
     )
 
 
@@ -99,20 +102,20 @@ def wrong_output(p: object, z: Tensor) -> str | None:
         )
     if isinstance(p, (tuple, list)) and any(isinstance(part, Tensor) for part in p):
         return (
-            f"The decoder returned {type(p).__name__}, not a torch.distributions.Distribution. If it holds a mean and a "
-            "log-variance, use pullback.as_decoder(model, family=torch.distributions.Normal)."
+            f"The decoder returned {type(p).__name__}, not a torch.distributions.Distribution. If it holds a mean and "
+            "a log-variance, use pullback.as_decoder(model, family=torch.distributions.Normal)."
         )
     if not isinstance(p, Distribution):
         return (
-            f"The decoder returned {type(p).__name__}, not a torch.distributions.Distribution. Return one distribution; for "
-            "features of different kinds use pullback.Product(p, q, ...); for the output of a model of another library use "
-            "pullback.as_decoder(model, family=...)."
+            f"The decoder returned {type(p).__name__}, not a torch.distributions.Distribution. Return one "
+            "distribution; for features of different kinds use pullback.Product(p, q, ...); for the output of a model "
+            "of another library use pullback.as_decoder(model, family=...)."
         )
     if p.batch_shape[:1] != z.shape[:1]:
         return (
             f"The decoder was given codes of shape {tuple(z.shape)} and returned a distribution with batch shape "
-            f"{tuple(p.batch_shape)}, which must start with ({len(z)},). Keep the first dimension of z: do not squeeze, and "
-            "use flatten(1) or view(len(z), -1)."
+            f"{tuple(p.batch_shape)}, which must start with ({len(z)},). Keep the first dimension of z: do not "
+            "squeeze, and use flatten(1) or view(len(z), -1)."
         )
     return None
 

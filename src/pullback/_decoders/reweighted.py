@@ -1,13 +1,14 @@
 r"""The paper's extrapolation: p(x|z) fades to the most uncertain member of its family away from the data.
 
-With a slider s from 0 on the data to 1 far from them, a decoder h is replaced by :math:`(1 - s)\, h(z) + s\, \mathrm{extrapolate}(z)` in the
-family's parameters (Arvanitidis et al. 2022, appendix on uncertainty; Detlefsen et al. 2019). Two open functions say what that
-means for a family: `most_uncertain` gives the distribution to fade to, `blend` mixes the parameters.
+With a slider s from 0 on the data to 1 far from them, a decoder h is replaced by
+:math:`(1 - s)\, h(z) + s\, \mathrm{extrapolate}(z)` in the family's parameters (Arvanitidis et al. 2022, appendix on
+uncertainty; Detlefsen et al. 2019). Two open functions say what that means for a family: `most_uncertain` gives the
+distribution to fade to, `blend` mixes the parameters.
 
-The decoder then *says* that it does not know, which is honest in what it decodes. As a geometry it has a limit: where the
-target is a constant distribution the metric vanishes, and for families of bounded uncertainty (Bernoulli, categorical,
-Beta, Dirichlet) the way through the void can be the shortest. `Extrapolated` closes it, and the two compose:
-``Extrapolated(Reweighted(decoder, support), support)``.
+The decoder then *says* that it does not know, which is honest in what it decodes. As a geometry it has a limit: where
+the target is a constant distribution the metric vanishes, and for families of bounded uncertainty (Bernoulli,
+categorical, Beta, Dirichlet) the way through the void can be the shortest. `Extrapolated` closes it, and the two
+compose: ``Extrapolated(Reweighted(decoder, support), support)``.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from pullback._typing import Float
 
 
 class Reweighted(nn.Module):
-    r"""A decoder whose distribution fades to a target away from the data: :math:`(1 - s(z))\, h(z) + s(z)\, \mathrm{target}(z)`.
+    r"""A decoder that fades to a target away from the data: :math:`(1 - s(z))\, h(z) + s(z)\, \mathrm{target}(z)`.
 
     The slider is :math:`s = \mathrm{sigmoid}(D(z)/\mathrm{softplus}(\beta) - 7)`; see `pullback.translated_sigmoid`.
 
-    **Arguments:**
-
-    - `decoder`: any decoder whose family has rules for `pullback.blend` and, without a `target`, `pullback.most_uncertain`.
-    - `support`: where the data are.
-    - `beta`: the paper's sharpness :math:`\beta`; lower is sharper. By default s is one half at the border of what the support
-      `contains`.
-    - `target`: a distribution of the decoder's family, broadcastable to what it decodes, or a decoder that returns one (an
-      ``nn.Module`` there follows ``.to``). By default ``most_uncertain(p(x|z))``.
-    - `smooth`: whether D is the smooth distance or the paper's, which has kinks.
+    Args:
+        decoder: any decoder whose family has rules for `pullback.blend` and, without a `target`,
+            `pullback.most_uncertain`.
+        support: where the data are.
+        beta: the paper's sharpness :math:`\beta`; lower is sharper. By default s is one half at the border of what the
+            support `contains`.
+        target: a distribution of the decoder's family, broadcastable to what it decodes, or a decoder that returns one
+            (an ``nn.Module`` there follows ``.to``). By default ``most_uncertain(p(x|z))``.
+        smooth: whether D is the smooth distance or the paper's, which has kinks.
     """
 
     beta: Tensor
@@ -52,8 +53,8 @@ class Reweighted(nn.Module):
         super().__init__()
         if hasattr(decoder, "observed"):
             raise TypeError(
-                f"Reweighted blends what is decoded, and would lose what {type(decoder).__name__} adds to it. Reweight first: "
-                f"{type(decoder).__name__}(Reweighted(decoder, support), ...)."
+                f"Reweighted blends what is decoded, and would lose what {type(decoder).__name__} adds to it. Reweight "
+                f"first: {type(decoder).__name__}(Reweighted(decoder, support), ...)."
             )
         self.decoder = decoder
         self.support = support = support.matching(decoder)
@@ -75,8 +76,8 @@ class Reweighted(nn.Module):
         q = self.target(z) if callable(self.target) else self.target or most_uncertain(p)
         if not isinstance(q, type(p)):
             raise TypeError(
-                f"The target is a {type(q).__name__}, but the decoder returns a {type(p).__name__}: only distributions of one "
-                "family can be blended. Give a target of that family, wrapped like it (Independent, Product)."
+                f"The target is a {type(q).__name__}, but the decoder returns a {type(p).__name__}: only distributions "
+                "of one family can be blended. Give a target of that family, wrapped like it (Independent, Product)."
             )
         s = self.slider(z)
         return blend(p, q, s[(...,) + (None,) * (len(p.batch_shape) - s.ndim)])

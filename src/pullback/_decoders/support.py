@@ -1,14 +1,14 @@
 r"""Where the data are: a smooth distance from a latent point to the region the codes occupy.
 
 The codes are summarized by k-means centers :math:`c_j`. The paper's distance to the data is the squared distance to the
-nearest center, :math:`D(z) = \min_j |z - c_j|^2` (Arvanitidis et al. 2022, appendix on uncertainty). It has kinks on the
-borders between the centers' cells, and a metric pulled back through it is discontinuous there. The smooth minimum
+nearest center, :math:`D(z) = \min_j |z - c_j|^2` (Arvanitidis et al. 2022, appendix on uncertainty). It has kinks on
+the borders between the centers' cells, and a metric pulled back through it is discontinuous there. The smooth minimum
 
 .. math:: D_h(z) = -h^2 \log \sum_j \exp(-|z - c_j|^2 / h^2), \qquad
           \min_j |z - c_j|^2 - h^2 \log k \le D_h(z) \le \min_j |z - c_j|^2,
 
-with h a little above the spacing of the centers, has none: where they sample a curve or a sheet evenly it is flat along it and
-grows like the square of the distance away from them.
+with h a little above the spacing of the centers, has none: where they sample a curve or a sheet evenly it is flat along
+it and grows like the square of the distance away from them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Support(nn.Module):
 
     def __init__(self, centers: Float[Tensor, "k d"], *, scale: Tensor, edge: Tensor, spread: Tensor):
         super().__init__()
-        # Measured from the centers' mean, |z|² - (2 z·c - |c|²) loses no digits when the cloud lies far from the origin.
+        # Measured from the centers' mean, |z|² - (2 z·c - |c|²) loses no digits when the cloud lies far from the
+        # origin.
         self.register_buffer("origin", centers.mean(0))
         self.register_buffer("offsets", centers - centers.mean(0))
         self.register_buffer("scale", scale)
@@ -72,14 +73,15 @@ class Support(nn.Module):
     ) -> Self:
         r"""Fits the support to latent codes by k-means.
 
-        **Arguments:**
-
-        - `codes`: latent codes of the data, shape ``(n, d)``. The support has their dtype and device.
-        - `num_centers`: k. By default :math:`n^{2/3}`, at most 512: both the centers and the codes of a center become many.
-        - `scale`: the smoothing length h. By default :math:`1.5^{2/d}` times the median distance between neighboring
-          centers. Smaller, and the level sets of the distance are bumpy at every center; larger, and gaps in the data close.
-        - `quantile`: the share of the codes that lie inside the `edge` of the support.
-        - `random_state`: seed of k-means.
+        Args:
+            codes: latent codes of the data, shape ``(n, d)``. The support has their dtype and device.
+            num_centers: k. By default :math:`n^{2/3}`, at most 512: both the centers and the codes of a center become
+                many.
+            scale: the smoothing length h. By default :math:`1.5^{2/d}` times the median distance between neighboring
+                centers. Smaller, and the level sets of the distance are bumpy at every center; larger, and gaps in the
+                data close.
+            quantile: the share of the codes that lie inside the `edge` of the support.
+            random_state: seed of k-means.
         """
         codes = as_codes(codes).detach()
         _check_codes(codes)
@@ -131,19 +133,20 @@ class Support(nn.Module):
 
 
 def squared_distances(z: Float[Tensor, "*batch d"], points: Float[Tensor, "k d"]) -> Float[Tensor, "*batch k"]:
-    r""":math:`|z - c_j|^2` as :math:`|z|^2 - (2 z\cdot c_j - |c_j|^2)`: one matrix product, no tensor of differences, derivatives of every kind.
+    r""":math:`|z - c_j|^2` as :math:`|z|^2 - (2 z\cdot c_j - |c_j|^2)`: one matrix product, no tensor of differences.
 
-    Digits are lost where \|z| is much larger than the distances: measure from near the points' mean. Rounding may make a
-    distance slightly negative.
+    Digits are lost where \|z| is much larger than the distances: measure from near the points' mean. Rounding may make
+    a distance slightly negative.
     """
     return z.square().sum(-1, keepdim=True) - nn.functional.linear(z, 2 * points, -points.square().sum(-1))
 
 
 def translated_sigmoid(distance2: Tensor, beta: float | Tensor, c: float = 7.0) -> Tensor:
-    r"""The paper's slider from 0 on the data to 1 far away: :math:`\mathrm{sigmoid}(D / b - c)`, :math:`b = \mathrm{softplus}(\beta)`.
+    r"""The paper's slider from 0 on the data to 1 far away: :math:`\mathrm{sigmoid}(D / b - c)`,
+    :math:`b = \mathrm{softplus}(\beta)`.
 
-    It is :math:`\mathrm{sigmoid}(-7) \approx 10^{-3}` at the centers and one half where the squared distance is 7 b. Arvanitidis et
-    al. 2022, appendix on uncertainty; Detlefsen et al. 2019.
+    It is :math:`\mathrm{sigmoid}(-7) \approx 10^{-3}` at the centers and one half where the squared distance is 7 b.
+    Arvanitidis et al. 2022, appendix on uncertainty; Detlefsen et al. 2019.
     """
     width = nn.functional.softplus(torch.as_tensor(beta, dtype=distance2.dtype, device=distance2.device))
     return torch.sigmoid(distance2 / width - c)
@@ -166,15 +169,15 @@ def _check_codes(codes: Tensor) -> None:
 def _num_centers(num_codes: int, num_distinct: int, num_centers: int | None) -> int:
     if num_distinct < 2:
         raise ValueError(
-            f"The {num_codes} codes are one and the same point, so there is no support to fit. Encode more of the data, and "
-            "check that the encoder has not collapsed."
+            f"The {num_codes} codes are one and the same point, so there is no support to fit. Encode more of the "
+            "data, and check that the encoder has not collapsed."
         )
     if num_centers is None:
         return min(num_distinct, _MAX_CENTERS, max(2, round(num_codes ** (2 / 3))))
     if not 1 <= num_centers <= num_distinct:
         raise ValueError(
-            f"num_centers is {num_centers}, but there are {num_distinct} distinct codes (of {num_codes}). Ask for between 1 "
-            "and that many centers, leave num_centers out, or encode more of the data."
+            f"num_centers is {num_centers}, but there are {num_distinct} distinct codes (of {num_codes}). Ask for "
+            "between 1 and that many centers, leave num_centers out, or encode more of the data."
         )
     return num_centers
 
@@ -203,8 +206,8 @@ def _automatic_scale(centers: Tensor, codes: Tensor) -> Tensor:
 
 
 def _logsumexp(x: Tensor) -> Tensor:
-    """Over the last dimension. Terms below exp(-40) are lost anyway; raised to it they do not become subnormal numbers, which cost
-    torch.logsumexp nine tenths of its time in single precision."""
+    """Over the last dimension. Terms below exp(-40) are lost anyway; raised to it they do not become subnormal numbers,
+    which cost torch.logsumexp nine tenths of its time in single precision."""
     peak = x.detach().amax(-1, keepdim=True)
     return (x - peak).clamp_min(-40).exp().sum(-1).log() + peak[..., 0]
 

@@ -203,26 +203,21 @@ def leaves(p: Distribution) -> Iterator[Distribution]:
 
 
 def fixed_base(p: TransformedDistribution, q: Distribution | None = None) -> Distribution:
-    """The base of a distribution whose transforms are fixed bijections; raises if they depend on the code, or differ
-    from q's.
-    """
+    """The base of a distribution whose transforms are fixed bijections, those of q; raises if they are not."""
     # |x| is sufficient where the density of x is even.
     even = isinstance(p, (HalfNormal, HalfCauchy))
     if not even and not all(transform.bijective for transform in p.transforms):
         raise MissingRuleError(
             f"The transforms of this {type(p).__name__} are not one-to-one, so its information is not that of its "
-            f"base. Use "
-            "pullback.ScoreMetric(decoder), which needs only sample and log_prob."
+            "base. Use pullback.ScoreMetric(decoder), which needs only sample and log_prob."
         )
     others = p.transforms if q is None else _as(TransformedDistribution, q).transforms
     moving = any(depends_on_code(t) or _varies(t, p) for t in tensors_in([p.transforms, others]))
     if moving or others != p.transforms:
         raise MissingRuleError(
             f"The transforms of this {type(p).__name__} have parameters that depend on the code; only fixed transforms "
-            f"leave "
-            "the information as it is. Move the parameters into the base distribution (Normal(loc, scale) instead of "
-            "an "
-            "AffineTransform(loc, scale) of a standard Normal), or use pullback.ScoreMetric(decoder)."
+            "leave the information as it is. Move the parameters into the base distribution (Normal(loc, scale) "
+            "instead of an AffineTransform(loc, scale) of a standard Normal), or use pullback.ScoreMetric(decoder)."
         )
     return p.base_dist
 
@@ -234,9 +229,7 @@ def _varies(t: Tensor, p: Distribution) -> bool:
 
 
 def merged(info: Information, features: Size) -> Information:
-    """Information of independent features as that of one distribution: ``eta`` from ``(*b, *features, k)`` to ``(*b, F
-    k)``.
-    """
+    """Information of independent features as that of one distribution: ``eta (*b, *features, k)`` to ``(*b, F k)``."""
     if not features:
         return info
     shape = (*features, info.eta.shape[-1])

@@ -164,16 +164,13 @@ def _check_constant(p: Distribution) -> None:
     if not fixed(torch.as_tensor(getattr(p, "total_count", 0))):
         raise MissingRuleError(
             f"{type(p).__name__} is an exponential family only for a fixed total_count, which here varies with the "
-            f"code. Keep it "
-            "constant, or leave alpha at 0."
+            "code. Keep it constant, or leave alpha at 0."
         )
 
 
 @positive_kl.register
 def _(p: Trials | Runs, q: Trials | Runs) -> Tensor:
-    r"""That of one trial, times the expected number of trials: n, :math:`1/p` until a success, :math:`r/(1-p)` until r
-    failures.
-    """
+    r"""One trial's times the expected number of trials: n, :math:`1/p` to a success, :math:`r/(1-p)` to r failures."""
     check_equal("Kullback-Leibler divergence", "total_count", p, q)
     one = _trial_kl(p.logits, q.logits) + _trial_kl(-p.logits, -q.logits)
     if isinstance(p, Geometric):
@@ -261,7 +258,7 @@ def _(p: Poisson, q: Poisson, alpha: float) -> Tensor:
 
 
 def _going_on(p: Runs) -> tuple[Tensor, Tensor]:
-    """The number of ends r, and the log-odds of going on: a geometric count is a negative binomial one that ends once."""
+    """The number of ends r, and the log-odds of going on: a geometric count is one that ends once."""
     log_odds = _log_odds(p)
     return (p.total_count, log_odds) if isinstance(p, NegativeBinomial) else (torch.ones_like(log_odds), -log_odds)
 
@@ -311,9 +308,7 @@ def _(p: Runs, origin: Runs | None = None) -> Dual | None:
 @rao_distance.register(Geometric)
 @rao_distance.register(NegativeBinomial, known="total_count")
 def _(p: Runs, q: Runs) -> Tensor:
-    r"""2 √r |arsinh √(μ/r) - arsinh √(μ'/r)|, for equal total counts: the distance within the family of that known
-    count.
-    """
+    r"""2 √r |arsinh √(μ/r) - arsinh √(μ'/r)|, for equal total counts, within the family of that count."""
     check_equal("Fisher-Rao distance", "total_count", p, q)
     (r, logits), (_, others) = _going_on(p), _going_on(q)
     return r.sqrt() * (artanh_root_sigmoid(logits) - artanh_root_sigmoid(others)).abs()

@@ -63,9 +63,7 @@ def _circle_root(eta: Tensor, u: Tensor) -> Tensor:
 
 @fisher.register
 def _(p: VonMisesFisher) -> Information:
-    r"""Coordinates (μ, κ) in :math:`\mathbb R^{p+1}`: I = κ A_p (1 - μμᵀ) ⊕ A_p'. Changes of μ along itself carry no
-    information.
-    """
+    r"""Coordinates (μ, κ) in :math:`\mathbb R^{p+1}`: I = κ A_p (1 - μμᵀ) ⊕ A_p'. μ along itself carries none."""
     return Information(torch.cat([p.loc, p.concentration[..., None]], -1), root=_sphere_root)
 
 
@@ -112,8 +110,7 @@ def _(p: Directions, q: Directions) -> Tensor:
     r"""√(κ A_p(κ)) times the angle: the distance within the family of a known concentration.
 
     The family of all concentrations is a different space: there a shorter path first lowers κ, turns where turning is
-    cheap and
-    raises κ again, and its length has no closed form.
+    cheap and raises κ again, and its length has no closed form.
     """
     check_equal("Fisher-Rao distance", "concentration", p, q)
     if isinstance(p, VonMisesFisher):
@@ -127,7 +124,8 @@ def _(p: Directions, q: Directions) -> Tensor:
 @register_kl(VonMisesFisher, VonMisesFisher)
 @positive_kl.register
 def _(p: Directions, q: Directions) -> Tensor:
-    r"""A Bregman divergence of the log-partition in :math:`\kappa`, plus :math:`\kappa' A_p(\kappa)(1 - \mu^\top\mu')`."""
+    r"""A Bregman divergence of the log-partition in :math:`\kappa`, plus
+    :math:`\kappa' A_p(\kappa)(1 - \mu^\top\mu')`."""
     dimension = _dimension(p, q)
     r, other = resultant(dimension, p.concentration), resultant(dimension, q.concentration)
     radial = other.log_partition - r.log_partition + (q.concentration - p.concentration) * r.deficit

@@ -65,9 +65,8 @@ def _(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
     if not holds.all():
         raise MissingRuleError(
             "The Fisher-Rao distance of two MultivariateNormal is known in closed form only for equal means, equal "
-            "covariances, or "
-            "means that differ along an eigenvector of one covariance relative to the other. Integrate instead: "
-            "pullback.distance with an identity decoder."
+            "covariances, or means that differ along an eigenvector of one covariance relative to the other. Integrate "
+            "instead: pullback.distance with an identity decoder."
         )
     return distance
 
@@ -137,9 +136,7 @@ def _unpack(entries: Tensor, dim: int) -> Tensor:
 
 @log_affinity.register
 def _(p: MultivariateNormal | LowRankMultivariateNormal, q: MultivariateNormal, alpha: float) -> Tensor:
-    r"""As for the Normal, with :math:`V = \alpha\Sigma_q + (1-\alpha)\Sigma_p`; infinite where V is not positive
-    definite.
-    """
+    r"""As for the Normal, with :math:`V = \alpha\Sigma_q + (1-\alpha)\Sigma_p`; infinite where V is not positive."""
     V = alpha * q.covariance_matrix + (1 - alpha) * p.covariance_matrix
     L, info = torch.linalg.cholesky_ex(V)
     whitened = solve_triangular(L, (p.loc - q.loc)[..., None], upper=False)[..., 0]

@@ -1,7 +1,8 @@
 r"""Features that are silent: missing entries.
 
-A feature that was not observed says nothing about the code. With weights :math:`w_f \in \{0, 1\}`, the log-density of what was observed is
-:math:`\sum_f w_f \log p(x_f | z)`, and its information :math:`\sum_f w_f I_f`: rules of the family carry over feature by feature.
+A feature that was not observed says nothing about the code. With weights :math:`w_f \in \{0, 1\}`, the log-density of
+what was observed is :math:`\sum_f w_f \log p(x_f | z)`, and its information :math:`\sum_f w_f I_f`: rules of the family
+carry over feature by feature.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _ONE = torch.Size()
 def masked(p: Distribution, seen: Tensor | Sequence[Tensor]) -> Distribution:
     """The distribution of the features that were seen; the others are silent.
 
-    Their log-density is zero whatever the value, NaN included, and they add nothing to the geometry. The mask may differ from code to code
-    where the distribution of all codes is at hand (training, `metric.tensor`); for a path it is the same all the way, such as the features
-    that both ends have.
+    Their log-density is zero whatever the value, NaN included, and they add nothing to the geometry. The mask may
+    differ from code to code where the distribution of all codes is at hand (training, `metric.tensor`); for a path it
+    is the same all the way, such as the features that both ends have.
 
     Args:
         p: a distribution with independent features, or a `Product` of such.
-        seen: True where a feature was observed, broadcastable to the batch shape of ``p``. For a `Product` one mask for each part, or one of
-            all features in a row.
+        seen: True where a feature was observed, broadcastable to the batch shape of ``p``. For a `Product` one mask for
+            each part, or one of all features in a row.
 
     Example:
         >>> import torch, pullback as pb
@@ -158,8 +159,8 @@ def _mask(p: Distribution, seen: Any) -> Tensor:
         return mask.expand(p.batch_shape)
     except RuntimeError as error:
         raise ValueError(
-            f"A mask of shape {tuple(mask.shape)} does not fit features of shape {tuple(p.batch_shape)}. Give True or False for each "
-            "feature, broadcastable to the batch shape of the distribution."
+            f"A mask of shape {tuple(mask.shape)} does not fit features of shape {tuple(p.batch_shape)}. Give True or "
+            "False for each feature, broadcastable to the batch shape of the distribution."
         ) from error
 
 
@@ -171,8 +172,8 @@ def _split(p: Product, seen: Any) -> Sequence[Any]:
     sizes = [p.features(part).numel() for part in p.components]
     if mask.shape[-1:] != (sum(sizes),):
         raise ValueError(
-            f"A mask of shape {tuple(mask.shape)} does not fit the {sum(sizes)} features of this Product. Give one mask for each part, or "
-            "one with True or False for each feature in a row."
+            f"A mask of shape {tuple(mask.shape)} does not fit the {sum(sizes)} features of this Product. Give one "
+            "mask for each part, or one with True or False for each feature in a row."
         )
     parts = mask.split(sizes, -1)
     return [

@@ -155,7 +155,7 @@ def _alpha(p: Dirichlet | Beta) -> Tensor:
 
 @fisher.register
 def _(p: Dirichlet | Beta) -> Information:
-    r"""Coordinates α (of Beta ``concentration1`` and ``concentration0``): I = diag(ψ₁(α_i)) - ψ₁(α₀) 11ᵀ, α₀ = Σ α_i."""
+    r"""Coordinates α (Beta: ``concentration1``, ``concentration0``): I = diag(ψ₁(α_i)) - ψ₁(α₀) 11ᵀ, α₀ = Σ α_i."""
     return Information(_alpha(p), root=_dirichlet_root)
 
 

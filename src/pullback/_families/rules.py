@@ -211,8 +211,7 @@ def check_equal(what: str, parameter: str, p: Distribution, q: Distribution) -> 
     if not torch.eq(first, second).all():
         raise MissingRuleError(
             f"The {what} of two {type(p).__name__} with different {parameter} has no closed form. Keep {parameter} the "
-            f"same for "
-            "all codes; or measure with pullback.FisherRaoMetric, which lets it vary, or estimate with "
+            "same for all codes; or measure with pullback.FisherRaoMetric, which lets it vary, or estimate with "
             "pullback.divergences.monte_carlo_kl(1000)."
         )
 
@@ -247,10 +246,8 @@ def natural_and_mean(p: Distribution) -> Dual | None:
     """
     raise MissingRuleError(
         f"{type(p).__name__} has no rule for its natural and mean parameters, so it has no α-connection. If it is an "
-        f"exponential "
-        "family, register a function that returns the pair, each of shape (*batch_shape, m): "
-        "@pullback.natural_and_mean.register. "
-        "Otherwise leave alpha at 0, which needs none."
+        "exponential family, register a function that returns the pair, each of shape (*batch_shape, m): "
+        "@pullback.natural_and_mean.register. Otherwise leave alpha at 0, which needs none."
     )
 
 
@@ -297,8 +294,7 @@ def _no_fading(function: str, p: object) -> str:
     return (
         f"There is no rule that says how {name} becomes uncertain away from the data ({function} is missing). Register "
         f"@pullback.most_uncertain.register on a function (p: {name}) -> {name} and @pullback.blend.register on (p: "
-        f"{name}, q, s) -> "
-        f"{name}; or use pullback.Extrapolated(decoder, support), which needs neither."
+        f"{name}, q, s) -> {name}; or use pullback.Extrapolated(decoder, support), which needs neither."
     )
 
 
@@ -323,9 +319,7 @@ def positive_kl(p: Distribution, q: Distribution) -> Tensor:
 
 
 def best_kl(p: Distribution, q: Distribution) -> Tensor:
-    """KL(p, q) by the most specific rule: the library's wins over torch's for the same class, and over no rule of
-    others.
-    """
+    """KL(p, q) by the most specific rule; for the same class the library's wins over torch's, and over no other."""
     family = type(p)
     ours = positive_kl.dispatch(family if family is type(q) else Distribution)
     base = next(cls for cls in family.__mro__ if positive_kl.registry.get(cls) is ours)
@@ -351,6 +345,5 @@ def log_affinity(p: Distribution, q: Distribution, alpha: float) -> Tensor:
     raise MissingRuleError(
         f"No closed form of Rényi and Hellinger divergences is known to the library for {type(p).__name__}. Use "
         "pullback.divergences.symmetrized_kl or pullback.divergences.monte_carlo_kl(num_samples=1000), or pass a "
-        "function "
-        "(p, q) -> Tensor of your own."
+        "function (p, q) -> Tensor of your own."
     )

@@ -44,9 +44,7 @@ def score_information(p: Distribution, *, num_samples: int = 1000, random_state:
 
     Has the signature of a rule, so one line makes a family of your own known to every metric:
 
-    ```python
-    pb.fisher.register(ZeroInflatedPoisson)(pb.score_information)
-    ```
+    ```python pb.fisher.register(ZeroInflatedPoisson)(pb.score_information) ```
 
     The relative error is of the order ``1 / √num_samples`` for one feature and averages out over many. The result says
     ``exact = False``, and metrics evaluate it code by code, so that a code's estimate does not depend on its neighbors.
@@ -120,8 +118,7 @@ class _Held:
             raise MissingRuleError(
                 f"The score in the parameters of {type(p).__name__} needs tensors that start with its batch shape "
                 f"{tuple(p.batch_shape)}; it holds {stray or 'none that do'}. Expand the parameters to the batch "
-                f"shape, or use "
-                "pullback.ScoreMetric(decoder), which differentiates the whole decoder."
+                "shape, or use pullback.ScoreMetric(decoder), which differentiates the whole decoder."
             )
         return cls(_rebuilt(p, {id(t): unwrapped(t) for t in fixed}, Size()), moving)
 

@@ -74,8 +74,7 @@ class VonMisesFisher(Distribution):
         if loc.ndim == 0 or loc.shape[-1] < 2:
             raise ValueError(
                 f"VonMisesFisher needs loc of shape (*batch, p) with p >= 2, not {tuple(loc.shape)}. The last "
-                f"dimension of loc "
-                "is the direction itself."
+                "dimension of loc is the direction itself."
             )
         concentration = torch.as_tensor(concentration, dtype=loc.dtype, device=loc.device)
         if self._validate_args if validate_args is None else validate_args:
@@ -110,14 +109,12 @@ class VonMisesFisher(Distribution):
 
     @property
     def variance(self) -> Tensor:
-        r"""The variance of each coordinate: the diagonal of :math:`A_p' \mu\mu^\top + (A_p/\kappa)(1 - \mu\mu^\top)`."""
+        r"""The variances: the diagonal of :math:`A_p' \mu\mu^\top + (A_p/\kappa)(1 - \mu\mu^\top)`."""
         r = self._resultant
         return r.spread[..., None] + (r.variance - r.spread)[..., None] * self.loc**2
 
     def log_prob(self, value: Tensor) -> Tensor:
-        r"""The log-density with respect to the surface area of the sphere, :math:`-\tfrac12\kappa|x - \mu|^2 +
-        \mathrm{const}`.
-        """
+        r"""The log-density on the area of the sphere, :math:`-\tfrac12\kappa|x - \mu|^2 + \mathrm{const}`."""
         if self._validate_args:
             self._validate_sample(value)
         height = 0.5 * ((value - self.loc) ** 2).sum(-1)
@@ -129,9 +126,7 @@ class VonMisesFisher(Distribution):
         return _log_area(self.event_shape[0]) + r.log_partition + self.concentration * r.deficit
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Reparametrized draws: exact, by the inverse distribution function of the angle for p = 3 and by rejection
-        otherwise.
-        """
+        """Reparametrized draws, exact: by the inverse distribution function for p = 3, by rejection otherwise."""
         shape = self._extended_shape(sample_shape)
         loc, concentration = self.loc.expand(shape), self.concentration.expand(shape[:-1])
         angle: Tensor = _Angle.apply(_draw_angle(shape[-1], concentration.detach()), concentration, shape[-1])
@@ -145,8 +140,7 @@ def _check_parameters(loc: Tensor, concentration: Tensor) -> None:
         worst = (torch.linalg.vector_norm(loc, dim=-1) - 1).abs().max().item()
         raise ValueError(
             f"Expected parameter loc of VonMisesFisher to be unit vectors, but a length differs from 1 by {worst:.2g}. "
-            f"Use "
-            "torch.nn.functional.normalize(loc, dim=-1)."
+            "Use torch.nn.functional.normalize(loc, dim=-1)."
         )
     if not (concentration >= 0).all():
         raise ValueError(
@@ -174,9 +168,7 @@ def _invert(concentration: Tensor) -> Tensor:
 
 
 def _reject(p: int, concentration: Tensor) -> Tensor:
-    r"""1 - cos θ by Wood's rejection from a transformed Beta variable, arranged to keep its relative precision near
-    zero.
-    """
+    r"""1 - cos θ by Wood's rejection from a transformed Beta variable, to full relative precision near zero."""
     kappa = concentration.flatten()
     b = (p - 1) / (2 * kappa + torch.sqrt(4 * kappa**2 + (p - 1) ** 2))
     shape = kappa.new_tensor(0.5 * (p - 1))

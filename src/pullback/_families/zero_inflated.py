@@ -86,8 +86,7 @@ def log_zero(base: Distribution, eta: Tensor) -> tuple[Tensor, Tensor]:
     name = type(base).__name__
     raise MissingRuleError(
         f"ZeroInflated knows the probability of a zero for Poisson, NegativeBinomial and Geometric, not for {name}. "
-        f"Use "
-        "pullback.ScoreMetric(decoder), which needs only sample and log_prob."
+        "Use pullback.ScoreMetric(decoder), which needs only sample and log_prob."
     )
 
 

@@ -126,7 +126,7 @@ def _chord(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _on_the_family(metric: FisherRaoMetric, a: Tensor, b: Tensor) -> Tensor:
-    """The family's own bound. A parameter counts as a constant of the model only if it is not computed from the code."""
+    """The family's own bound. A parameter is a constant of the model only if it is not computed from the code."""
     with torch.enable_grad():
         code = a.detach().requires_grad_()
         p, q = decode(observed(metric.decoder), code), decode(observed(metric.decoder), b.detach())

@@ -4,9 +4,9 @@ Features of a decoder are independent given the code, so their Fisher informatio
 
 .. math:: E(c) = \sum_f \int_0^1 \dot c^\top M_f(c)\, \dot c\; dt .
 
-How much a gene, a pixel, a position or a bone adds says how far it is carried along the path, in units of what its own noise lets
-one see. Wrappers of a decoder are observations too: the wall of `pullback.Extrapolated`, the prior of `pullback.WithPrior` and the
-reading of `pullback.WithReading` each have a row of their own.
+How much a gene, a pixel, a position or a bone adds says how far it is carried along the path, in units of what its own
+noise lets one see. Wrappers of a decoder are observations too: the wall of `pullback.Extrapolated`, the prior of
+`pullback.WithPrior` and the reading of `pullback.WithReading` each have a row of their own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Part = tuple[str | None, Callable[[Tensor], Distribution]]
 
 @dataclass(frozen=True, eq=False)
 class Contributions:
-    """What each feature adds to the energy of paths; ``print`` shows the largest, ``pullback.plot.contributions`` draws them.
+    """What each feature adds to the energy of paths. `pullback.plot.contributions` draws the largest.
 
     Attributes:
         labels: names of the features, in the order of `energy`.
@@ -104,10 +104,10 @@ def contributions(
 
     Args:
         metric: a `pullback.FisherRaoMetric`, or any metric with an embedding, whose coordinates are then the features.
-        path: a geodesic, a curve, or points of a polyline. The contributions to a `pullback.Geodesic` sum to its `energy`, those to
-            a curve to ``pullback.energy(metric, curve, num_segments=..., extrapolate=True)``.
-        labels: names of the decoder's features in the order of its output; numbers by default. Walls, priors and readings of
-            wrappers have rows named after them.
+        path: a geodesic, a curve, or points of a polyline. The contributions to a `pullback.Geodesic` sum to its
+            `energy`, those to a curve to ``pullback.energy(metric, curve, num_segments=..., extrapolate=True)``.
+        labels: names of the decoder's features in the order of its output; numbers by default. Walls, priors and
+            readings of wrappers have rows named after them.
         num_segments: steps of the sum, an even number.
 
     Returns:

@@ -1,13 +1,15 @@
 r"""Curvature, by the Gauss equation.
 
-How a space is curved can be read off how it lies in a flat one. A dual embedding :math:`(\phi, \psi)` is an isometric map into the flat
-(pseudo-Euclidean) space with the product :math:`\langle (a, b), (c, d)\rangle = \tfrac12(a \cdot d + b \cdot c)`, so that with the normal
-part :math:`\mathrm{II}(u, v)` of the second derivative
+How a space is curved can be read off how it lies in a flat one. A dual embedding :math:`(\phi, \psi)` is an isometric
+map into the flat (pseudo-Euclidean) space with the product :math:`\langle (a, b), (c, d)\rangle = \tfrac12(a \cdot d +
+b \cdot c)`, so that with the normal part :math:`\mathrm{II}(u, v)` of the second derivative
 
-.. math:: R(u, v, v, u) = \langle \mathrm{II}(u, u), \mathrm{II}(v, v)\rangle - \langle \mathrm{II}(u, v), \mathrm{II}(u, v)\rangle
+.. math:: R(u, v, v, u) = \langle \mathrm{II}(u, u), \mathrm{II}(v, v)\rangle
+   - \langle \mathrm{II}(u, v), \mathrm{II}(u, v)\rangle
 
-(Gauss 1827; O'Neill 1983, *Semi-Riemannian Geometry*, theorem 4.5, for indefinite products). It needs three second derivatives of the
-decoder and no tensor with four indices. A metric without an embedding has the same number from derivatives of M,
+(Gauss 1827; O'Neill 1983, *Semi-Riemannian Geometry*, theorem 4.5, for indefinite products). It needs three second
+derivatives of the decoder and no tensor with four indices. A metric without an embedding has the same number from
+derivatives of M,
 
 .. math:: R(u, v, v, u) = \partial_u \partial_v M[u, v] - \tfrac12 \partial_v^2 M[u, u] - \tfrac12 \partial_u^2 M[v, v]
           + |\Gamma[u, v]|^2 - \langle \Gamma[u, u], \Gamma[v, v]\rangle.
@@ -32,11 +34,12 @@ def sectional_curvature(
     u: Float[Tensor, "*#batch d"] | Array,
     v: Float[Tensor, "*#batch d"] | Array,
 ) -> Float[Tensor, "*batch"]:
-    r"""The curvature :math:`K(u, v) = R(u, v, v, u) / (|u|^2 |v|^2 - \langle u, v\rangle^2)` at ``z`` of the surface swept by geodesics in the plane of ``u`` and ``v``.
+    r"""The curvature :math:`K(u, v) = R(u, v, v, u) / (|u|^2 |v|^2 - \langle u, v\rangle^2)` at ``z`` of the surface
+    swept by geodesics in the plane of ``u`` and ``v``.
 
-    Positive where geodesics that start side by side draw together, as on a sphere; negative where they part, as for the Normal
-    family, whose curvature is -½ everywhere (that of categorical distributions is ¼). NaN where ``u`` and ``v`` are parallel, or where
-    the metric does not see one of them.
+    Positive where geodesics that start side by side draw together, as on a sphere; negative where they part, as for the
+    Normal family, whose curvature is -½ everywhere (that of categorical distributions is ¼). NaN where ``u`` and ``v``
+    are parallel, or where the metric does not see one of them.
 
     Args:
         metric: the geometry.
@@ -54,17 +57,19 @@ def gaussian_curvature(metric: Metric, z: Float[Tensor, "*batch d"] | Array) -> 
     (z,) = codes_for(metric, z)
     if z.shape[-1:] != (2,):
         raise ValueError(
-            f"Gaussian curvature is that of surfaces, and codes of shape {tuple(z.shape)} are not of two dimensions. Use "
-            "pullback.sectional_curvature(metric, z, u, v) for a plane, or pullback.scalar_curvature(metric, z) for all together."
+            f"Gaussian curvature is that of surfaces, and codes of shape {tuple(z.shape)} are not of two dimensions. "
+            "Use pullback.sectional_curvature(metric, z, u, v) for a plane, or pullback.scalar_curvature(metric, z) "
+            "for all together."
         )
     return sectional_curvature(metric, z, *torch.eye(2, dtype=z.dtype, device=z.device))
 
 
 def scalar_curvature(metric: Metric, z: Float[Tensor, "*batch d"] | Array) -> Float[Tensor, "*batch"]:
-    r"""The sum :math:`\sum_{i \ne j} K(e_i, e_j)` over an orthonormal basis of tangents: small balls lack volume where it is positive.
+    r"""The sum :math:`\sum_{i \ne j} K(e_i, e_j)` over an orthonormal basis of tangents: small balls lack volume where
+    it is positive.
 
-    Twice the Gaussian curvature in two dimensions, 0 in one; :math:`d(d-1)K` where all planes have the curvature K. NaN where M is
-    singular. Its cost grows with the number of planes, d(d-1)/2.
+    Twice the Gaussian curvature in two dimensions, 0 in one; :math:`d(d-1)K` where all planes have the curvature K. NaN
+    where M is singular. Its cost grows with the number of planes, d(d-1)/2.
     """
     z, _, _ = _prepare(*codes_for(metric, z, z, z))
     with torch.no_grad(), unvalidated():

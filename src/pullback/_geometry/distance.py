@@ -1,14 +1,15 @@
 r"""Distances of codes, and their derivatives by the envelope theorem.
 
-The squared distance is the energy at its minimum, :math:`d^2(a, b) = \min_z E(a, z, b; \theta)` over the inner nodes z of a curve. At the
-minimum :math:`\partial E / \partial z = 0`, so how the path reacts to a change of its ends or of the decoder's parameters
-:math:`\theta` does not matter to first order:
+The squared distance is the energy at its minimum, :math:`d^2(a, b) = \min_z E(a, z, b; \theta)` over the inner nodes z
+of a curve. At the minimum :math:`\partial E / \partial z = 0`, so how the path reacts to a change of its ends or of the
+decoder's parameters :math:`\theta` does not matter to first order:
 
-.. math:: \frac{\partial d^2}{\partial (a, b, \theta)} = \frac{\partial E}{\partial (a, b, \theta)}(a, z^*, b; \theta), \quad z^* \text{ held fixed.}
+.. math:: \frac{\partial d^2}{\partial (a, b, \theta)}
+   = \frac{\partial E}{\partial (a, b, \theta)}(a, z^*, b; \theta), \quad z^* \text{ fixed.}
 
-That is exact for the *discrete* energy on T segments if :math:`z^*` minimizes that very energy. So the path is solved anew on
-T, 2T and 4T segments, starting from the solver's answer, and the three energies, each with its exact derivative, are extrapolated
-to infinitely many segments (Romberg). Nothing is differentiated through a solver.
+That is exact for the *discrete* energy on T segments if :math:`z^*` minimizes that very energy. So the path is solved
+anew on T, 2T and 4T segments, starting from the solver's answer, and the three energies, each with its exact
+derivative, are extrapolated to infinitely many segments (Romberg). Nothing is differentiated through a solver.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def distance(
 ) -> Float[Tensor, "*batch"]:
     r"""The distance :math:`d(a, b)`: the length of the shortest path found from ``a`` to ``b``.
 
-    Differentiable once in ``a``, ``b`` and the decoder's parameters, by the envelope theorem. Equal codes have distance 0 and
-    gradient 0 (a distance has a kink there; `squared_distance` is smooth). Inside ``torch.no_grad()`` the cost is that of
-    `pullback.geodesic`; with gradients it is a few times that.
+    Differentiable once in ``a``, ``b`` and the decoder's parameters, by the envelope theorem. Equal codes have distance
+    0 and gradient 0 (a distance has a kink there; `squared_distance` is smooth). Inside ``torch.no_grad()`` the cost is
+    that of `pullback.geodesic`; with gradients it is a few times that.
 
     Args:
         metric: the geometry.
@@ -64,7 +65,8 @@ def distance(
         init: as in `pullback.geodesic`.
 
     Raises:
-        ConvergenceError: if a path did not converge. Its `result` is the `pullback.Geodesic`, with a status for each pair.
+        ConvergenceError: if a path did not converge. Its `result` is the `pullback.Geodesic`, with a status for each
+            pair.
     """
     return safe_sqrt(squared_distance(metric, a, b, solver=solver, init=init))
 
@@ -78,9 +80,10 @@ def squared_distance(
     solver: Solver | None = None,
     init: Start | Sequence[Start] = None,
 ) -> Float[Tensor, "*batch"]:
-    r"""The squared distance :math:`d^2(a, b)`, which is the energy of the shortest path found; smooth also at equal codes.
+    r"""The squared distance :math:`d^2(a, b)`: the energy of the shortest path found; smooth also at equal codes.
 
-    Its gradient in ``a`` is :math:`-2 M(a) \operatorname{Log}_a(b)`. Arguments, derivatives and errors as for `distance`.
+    Its gradient in ``a`` is :math:`-2 M(a) \operatorname{Log}_a(b)`. Arguments, derivatives and errors as for
+    `distance`.
     """
     a, b = codes_for(metric, a, b)
     path = geodesic(metric, a, b, solver=solver, init=init)
@@ -111,8 +114,9 @@ def _raise_if_failed(path: Geodesic) -> None:
         pairs = [tuple(index) if len(index) != 1 else index[0] for index in failed[:5].tolist()]
         more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
         raise ConvergenceError(
-            f"{len(failed)} of {path.converged.numel()} paths failed: pairs {', '.join(map(str, pairs))}{more}. The first: "
-            f"{path.messages[tuple(failed[0].tolist())]}. The error's `result` is the Geodesic, with a status for each pair.",
+            f"{len(failed)} of {path.converged.numel()} paths failed: pairs {', '.join(map(str, pairs))}{more}. The "
+            f"first: {path.messages[tuple(failed[0].tolist())]}. The error's `result` is the Geodesic, with a status "
+            "for each pair.",
             path,
         )
 
@@ -136,8 +140,8 @@ def _levels(path: Geodesic) -> list[tuple[int, Tensor]]:
 def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor, refuse: bool) -> Tensor:
     """Squared distances of the pairs at `index` that depend on their end points and on the decoder.
 
-    Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is kept as it is, and
-    its length differentiated, which unlike its energy does not ask for constant speed.
+    Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is kept as
+    it is, and its length differentiated, which unlike its energy does not ask for constant speed.
     """
     fixed = path.curve.resample(4 * T + 1).detach().reshape(-1, 4 * T + 1, start.shape[-1])[index]
     found = path.length.flatten()[index] ** 2
@@ -161,8 +165,8 @@ def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor,
 def _doubt(chords: ChordEnergy, solved: list[Tensor], fixed: Tensor, agree: Tensor) -> Tensor:
     """How far apart the gradients in the end points are, relative to their size, by T and 2T and by 2T and 4T segments.
 
-    At the kinks of a rectified decoder, and at sharp walls, they do not settle; nor have they the length that the gradient of a
-    squared distance has, twice the distance.
+    At the kinks of a rectified decoder, and at sharp walls, they do not settle; nor have they the length that the
+    gradient of a squared distance has, twice the distance.
     """
     strides = (4, 2, 1)
     paths = [torch.where(agree[:, None, None], x, fixed[:, ::k]) for x, k in zip(solved, strides, strict=True)]
@@ -191,7 +195,8 @@ def _end_slopes(chords: ChordEnergy, nodes: Tensor) -> Tensor:
 def stationary(chords: ChordEnergy, nodes: Tensor, *, num_levels: int) -> list[Tensor]:
     """Minima of the discrete energy near the path ``nodes``: on as many segments, on twice as many, and so on.
 
-    The nodes are right to 1e-6 and better, which is the relative error of the gradient; that of the energy is its square.
+    The nodes are right to 1e-6 and better, which is the relative error of the gradient; that of the energy is its
+    square.
     """
     damping, rtol = (torch.full_like(nodes[:, 0, 0], x) for x in (1e-3, 1e-12))
     found = []
@@ -222,8 +227,8 @@ def _differentiable_chords(chords: ChordEnergy, nodes: Tensor, rows: Tensor, sta
 class _Once(torch.autograd.Function):
     """The identity, differentiable once, and only where the gradient is known.
 
-    With the path fixed, second derivatives would be silently wrong. So would be first ones of paths whose ends still turn with
-    the number of segments.
+    With the path fixed, second derivatives would be silently wrong. So would be first ones of paths whose ends still
+    turn with the number of segments.
     """
 
     @staticmethod
@@ -237,10 +242,10 @@ class _Once(torch.autograd.Function):
         unknown = (doubt > _GRADIENT_RTOL) & (grads[0] != 0)
         if unknown.any():
             raise ConvergenceError(
-                f"{int(unknown.sum())} of {unknown.numel()} distances have no gradient that can be trusted: it still changes "
-                f"by {doubt[unknown].max():.0%} with the number of segments, because the decoder has kinks (rectified units) "
-                "or sharp walls where the paths begin or end. Use smooth units (SiLU, softplus, tanh), or call distance() "
-                "inside torch.no_grad() for the values alone."
+                f"{int(unknown.sum())} of {unknown.numel()} distances have no gradient that can be trusted: it still "
+                f"changes by {doubt[unknown].max():.0%} with the number of segments, because the decoder has kinks "
+                "(rectified units) or sharp walls where the paths begin or end. Use smooth units (SiLU, softplus, "
+                "tanh), or call distance() inside torch.no_grad() for the values alone."
             )
         if not torch.is_grad_enabled():
             return grads[0], None
@@ -248,7 +253,7 @@ class _Once(torch.autograd.Function):
 
 
 class _Refuse(torch.autograd.Function):
-    """Passes a gradient on and refuses to differentiate it again; takes the energy to be found on the way to its arguments."""
+    """Passes a gradient on and refuses to differentiate it again."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, energy: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 r"""How uncertain a distance is, given that its ends are.
 
-An encoder does not know the code of an observation exactly: it gives a posterior, with a covariance. The distance between two such
-codes is then uncertain, too. To first order (the delta method), with the gradients :math:`g_a, g_b` of the distance in its ends,
+An encoder does not know the code of an observation exactly: it gives a posterior, with a covariance. The distance
+between two such codes is then uncertain, too. To first order (the delta method), with the gradients :math:`g_a, g_b` of
+the distance in its ends,
 
 .. math:: \operatorname{Var} d(a, b) \approx g_a^\top \Sigma_a\, g_a + g_b^\top \Sigma_b\, g_b ,
 
@@ -64,11 +65,13 @@ def distance_uncertainty(
         metric: the geometry.
         a: means of the first codes, any shape ``(*batch, d)`` that broadcasts with ``b``.
         b: means of the second codes.
-        cov_a: covariance of ``a``: matrices ``(*batch, d, d)``, or variances ``(*batch, d)``, which is what an encoder gives; None
-            if it is known exactly. An array of shape ``(d, d)`` is one matrix for all codes.
+        cov_a: covariance of ``a``: matrices ``(*batch, d, d)``, or variances ``(*batch, d)``, which is what an encoder
+            gives; None if it is known exactly. An array of shape ``(d, d)`` is one matrix for all codes.
         cov_b: covariance of ``b``.
-        method: ``"delta"`` for the first-order formula at the cost of one path per pair; ``"samples"`` for samples of the ends.
-        num_samples: per pair, with ``method="samples"``; the standard deviation is then known to about ``1 / sqrt(2 n)``.
+        method: ``"delta"`` for the first-order formula at the cost of one path per pair; ``"samples"`` for samples of
+            the ends.
+        num_samples: per pair, with ``method="samples"``; the standard deviation is then known to about
+            ``1 / sqrt(2 n)``.
         solver: as in `pullback.geodesic`.
         random_state: of the samples.
 

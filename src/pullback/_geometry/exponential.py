@@ -1,8 +1,9 @@
 r"""The exponential map: geodesics from a point and a velocity.
 
-:math:`\mathrm{Exp}_z(v)` is where the geodesic that leaves ``z`` with velocity ``v`` arrives after unit time. The geodesic
-equation :math:`\ddot z = -\Gamma(z)[\dot z, \dot z]` is integrated with error control for each trajectory by itself: near the
-edge of the data decoders bend sharply, and one such trajectory must neither slow down nor spoil the others of its batch.
+:math:`\mathrm{Exp}_z(v)` is where the geodesic that leaves ``z`` with velocity ``v`` arrives after unit time. The
+geodesic equation :math:`\ddot z = -\Gamma(z)[\dot z, \dot z]` is integrated with error control for each trajectory by
+itself: near the edge of the data decoders bend sharply, and one such trajectory must neither slow down nor spoil the
+others of its batch.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Status
 from pullback._typing import Array, Bool, Float, Int
 
-# Local error by default: what paths ask for. Ends are then good to about five digits, at a third of the evaluations of 1e-10.
+# Local error by default: what paths ask for. Ends are then good to about five digits, at a third of the evaluations of
+# 1e-10.
 _RTOL = {torch.float64: 1e-6, torch.float32: 1e-4}
 # From where the decoder has kinks, more has no meaning.
 _KINKED_RTOL = 1e-3
 # What rounding leaves: no tolerance below this many units of the machine is asked for.
 _ROUNDING = 256
-# A geodesic whose speed changes by more does not solve the geodesic equation; smooth decoders keep it to 1e-4 by default.
+# A geodesic whose speed changes by more does not solve the geodesic equation; smooth decoders keep it to 1e-4 by
+# default.
 _MAX_DRIFT = 1e-2
 _STATUS = {
     Outcome.FINISHED: Status.CONVERGED,
@@ -39,20 +42,21 @@ _STATUS = {
 _SENTENCES = {
     Status.CONVERGED: "The geodesic reached its end.",
     Status.UNRESOLVED: (
-        "Not a geodesic: the speed changes on the way. The decoder has kinks (ReLU), at which shortest paths break and the "
-        "geodesic equation does not: use pullback.geodesic and pullback.logarithm, or a smooth activation such as SiLU."
+        "Not a geodesic: the speed changes on the way. The decoder has kinks (ReLU), at which shortest paths break and "
+        "the geodesic equation does not: use pullback.geodesic and pullback.logarithm, or a smooth activation such as "
+        "SiLU."
     ),
     Status.MAX_STEPS: (
-        "Stiff: the step limit was reached. The decoder bends too sharply here; raise max_steps, loosen rtol and atol, or "
-        "smooth the decoder's extrapolation."
+        "Stiff: the step limit was reached. The decoder bends too sharply here; raise max_steps, loosen rtol and atol, "
+        "or smooth the decoder's extrapolation."
     ),
     Status.STALLED: (
-        "Left the domain: the velocity grows without bound, so the geodesic ends at a singularity or at the boundary of the "
-        "latent space. Shorten v."
+        "Left the domain: the velocity grows without bound, so the geodesic ends at a singularity or at the boundary "
+        "of the latent space. Shorten v."
     ),
     Status.NOT_FINITE: (
-        "Not finite: the start, or the metric on the way, is NaN or infinite. Shorten v, or keep within the region where the "
-        "decoder is defined."
+        "Not finite: the start, or the metric on the way, is NaN or infinite. Shorten v, or keep within the region "
+        "where the decoder is defined."
     ),
 }
 
@@ -66,15 +70,17 @@ _ROUGH = (
 class Trajectory(Curve):
     r"""Geodesics from given points with given velocities, as curves over t in [0, 1] with a status each.
 
-    Where a geodesic failed, its points and velocities are NaN past the time `reached`, and its `end` is where it stopped.
+    Where a geodesic failed, its points and velocities are NaN past the time `reached`, and its `end` is where it
+    stopped.
 
     Attributes:
         states: position and velocity at both ends, of shape ``(*batch, 2, 2, d)``.
         reached: the time up to which each geodesic is known; 1 if it arrived.
         status: how each geodesic ended, as integers of `pullback.Status`; see `messages` for sentences.
-        rtol: the tolerance each was followed with: the one asked for, or 1e-3 where the decoder turned out to have kinks.
-        speed_drift: the relative change of the speed :math:`\sqrt{\dot z^\top M \dot z}` between both ends. The speed is
-            constant along an exact geodesic (of Levi-Civita's connection), so this checks the integration.
+        rtol: the tolerance each was followed with: the one asked for, or 1e-3 where the decoder turned out to have
+            kinks.
+        speed_drift: the relative change of the speed :math:`\sqrt{\dot z^\top M \dot z}` between both ends. The speed
+            is constant along an exact geodesic (of Levi-Civita's connection), so this checks the integration.
         num_steps: accepted steps of each geodesic.
         num_evaluations: evaluations of the geodesic equation for each.
         dense: the states between the steps; None in the result of a `ConvergenceError` raised by `expmap`.
@@ -153,26 +159,26 @@ def expmap(
     max_steps: int = 2000,
     alpha: float = 0.0,
 ) -> Float[Tensor, "*batch d"]:
-    r"""The exponential map :math:`\mathrm{Exp}_z(t v)`: where the geodesic from ``z`` with velocity ``v`` is at time ``t``.
+    r"""The exponential map :math:`\mathrm{Exp}_z(t v)`: where the geodesic from ``z`` along ``v`` is at time ``t``.
 
-    Differentiable
-    in ``z``, ``v`` and the decoder's parameters, by differentiating through the steps taken, if ``z`` or ``v`` requires a
-    gradient.
+    Differentiable in ``z``, ``v`` and the decoder's parameters, by differentiating through the steps taken, if ``z`` or
+    ``v`` requires a gradient.
 
     Args:
         metric: what measures the speed.
         z: points, of shape ``(*batch, d)``.
         v: velocities, of shape ``(*batch, d)``; the two batches are broadcast.
         t: time, of either sign.
-        rtol: bound on the local error of every component of position and velocity, relative to its size. By default 1e-6 (1e-4
-            in single precision), which is what paths ask for, and 1e-3 from where the decoder turns out to have kinks; a value
-            that is given is kept, down to what rounding allows. Use 1e-10 for ten digits, at three times the cost.
+        rtol: bound on the local error of every component of position and velocity, relative to its size. By default
+            1e-6 (1e-4 in single precision), which is what paths ask for, and 1e-3 from where the decoder turns out to
+            have kinks; a value that is given is kept, down to what rounding allows. Use 1e-10 for ten digits, at three
+            times the cost.
         atol: absolute bound, added to the relative one; by default the same.
         max_steps: attempted steps after which a geodesic counts as stiff.
-        alpha: which connection of an exponential family to follow (Amari and Nagaoka 2000): 0 for Levi-Civita's, whose geodesics
-            are shortest paths; 1 for the exponential one, straight in natural parameters; -1 for the mixture one, straight in mean
-            parameters; any number between or beyond. Others than 0 need a `pullback.FisherRaoMetric` whose family has a rule
-            in `pullback.natural_and_mean`.
+        alpha: which connection of an exponential family to follow (Amari and Nagaoka 2000): 0 for Levi-Civita's, whose
+            geodesics are shortest paths; 1 for the exponential one, straight in natural parameters; -1 for the mixture
+            one, straight in mean parameters; any number between or beyond. Others than 0 need a
+            `pullback.FisherRaoMetric` whose family has a rule in `pullback.natural_and_mean`.
 
     Raises:
         ConvergenceError: if a geodesic does not arrive. `pullback.exponential` returns a status for each instead.
@@ -273,18 +279,20 @@ def _integrate(
 def _prepare(z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     if z.ndim == 0 or v.ndim == 0 or z.shape[-1] != v.shape[-1]:
         raise ValueError(
-            f"Points of shape {tuple(z.shape)} and velocities of shape {tuple(v.shape)} must be (*batch, d) with the same d."
+            f"Points of shape {tuple(z.shape)} and velocities of shape {tuple(v.shape)} must be (*batch, d) with the "
+            "same d."
         )
     if z.dtype != v.dtype or z.device != v.device:
         raise ValueError(
-            f"Points are {z.dtype} on {z.device} and velocities {v.dtype} on {v.device}. Use v.to(z) so that they agree."
+            f"Points are {z.dtype} on {z.device} and velocities {v.dtype} on {v.device}. Use v.to(z) so that they "
+            "agree."
         )
     shape = torch.broadcast_shapes(z.shape, v.shape)
     return z.expand(shape), v.expand(shape)
 
 
 def _drift(metric: Metric, states: Tensor, valid: Tensor) -> Tensor:
-    """The relative change of speed from the first to the last of the states ``(*batch, 2, 2, d)``; NaN where not valid."""
+    """The relative change of speed between the states ``(*batch, 2, 2, d)`` at both ends; NaN where not valid."""
     drift = torch.full_like(states[..., 0, 0, 0], torch.nan)
     if not valid.any():
         return drift

@@ -28,20 +28,19 @@ _START_POINTS = 257
 
 @dataclass(frozen=True, eq=False)
 class Geodesic(Curve):
-    """Shortest paths for a batch of pairs, and what is known about them. Tensors have the shape ``(*batch,)`` of the pairs.
+    """Shortest paths for a batch of pairs, and what is known about them. Tensors have the pairs' ``(*batch,)``.
 
-    **Attributes:**
-
-    - `curve`: the paths, callable on parameters in [0, 1]: cubic splines, except for polylines past sharp walls.
-    - `energy`, `length`: of the paths; ``energy = length²`` on a geodesic up to `error`.
-    - `error`: estimate of the relative error of `length` as a distance in its valley (resolution and extrapolation).
-    - `status`: one `Status` per curve; `messages` has them as sentences, `converged` as truth values.
-    - `strict`: True if the last step used the exact Hessian and that was positive definite, which marks a strict minimum. False
-      decides nothing (most curves never need the exact Hessian); `pullback.certify` does.
-    - `leaves_support`: whether the path leaves the support of the data; None if the decoder knows no support.
-    - `num_steps`, `num_segments`: on the finest level of each curve.
-    - `num_calls`, `num_decoded`: batched decoder calls, and decoded points, of the whole batch (a point with its d tangents
-      counts 1 + d).
+    Attributes:
+        curve: the paths, callable on parameters in [0, 1]: cubic splines, except for polylines past sharp walls.
+        energy, length: of the paths; ``energy = length²`` on a geodesic up to `error`.
+        error: estimate of the relative error of `length` as a distance in its valley (resolution and extrapolation).
+        status: one `Status` per curve; `messages` has them as sentences, `converged` as truth values.
+        strict: True if the last step used the exact Hessian and that was positive definite, which marks a strict
+            minimum. False decides nothing (most curves never need the exact Hessian); `pullback.certify` does.
+        leaves_support: whether the path leaves the support of the data; None if the decoder knows no support.
+        num_steps, num_segments: on the finest level of each curve.
+        num_calls, num_decoded: batched decoder calls, and decoded points, of the whole batch (a point with its d
+            tangents counts 1 + d).
     """
 
     curve: PiecewiseCubic
@@ -105,10 +104,10 @@ def geodesic(
     init: Start | Sequence[Start] = None,
     support: Support | None = None,
 ) -> Geodesic:
-    r"""Shortest paths from ``a`` to ``b``: minimizers of :math:`E(\gamma) = \int_0^1 \dot\gamma^\top M(\gamma)\, \dot\gamma\, dt`.
+    r"""Shortest paths from ``a`` to ``b``: minimizers of :math:`\int_0^1 \dot\gamma^\top M(\gamma)\, \dot\gamma\, dt`.
 
-    Never raises for a single bad pair: each path has a `status`. The minimum is that of the valley the solver starts in; with a
-    graph as `init` the start is the better of the graph's path and the straight line.
+    Never raises for a single bad pair: each path has a `status`. The minimum is that of the valley the solver starts
+    in; with a graph as `init` the start is the better of the graph's path and the straight line.
 
     Args:
         metric: the geometry.
@@ -166,7 +165,8 @@ def _pairs(metric: Metric, a: Tensor | Array, b: Tensor | Array) -> tuple[Tensor
         batch = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
     except RuntimeError as error:
         raise ValueError(
-            f"End points of shapes {tuple(a.shape)} and {tuple(b.shape)} do not pair up. For all pairs use a[:, None] and b[None]."
+            f"End points of shapes {tuple(a.shape)} and {tuple(b.shape)} do not pair up. For all pairs use a[:, None] "
+            "and b[None]."
         ) from error
     start, stop = (z.detach().expand(*batch, z.shape[-1]).reshape(-1, z.shape[-1]) for z in (a, b))
     if start.shape[0] == 0:
@@ -182,8 +182,8 @@ def _check_dimension(metric: Metric, z: Tensor) -> None:
             metric.ds2(z[:2].nan_to_num(), z[:2].nan_to_num())
     except RuntimeError as error:
         raise ValueError(
-            f"The decoder does not take codes of {z.shape[-1]} dimensions, {z.dtype}, on {z.device}. Pass codes of its latent "
-            f"dimension, with its dtype and device. It says: {error}"
+            f"The decoder does not take codes of {z.shape[-1]} dimensions, {z.dtype}, on {z.device}. Pass codes of its "
+            f"latent dimension, with its dtype and device. It says: {error}"
         ) from error
 
 

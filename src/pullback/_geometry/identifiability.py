@@ -1,9 +1,10 @@
 r"""How well distances are determined by the data: their variation over retrained models.
 
-A latent code is not identifiable: any reparametrization :math:`g` of the latent space gives the same densities with the decoder
-:math:`f \circ g^{-1}`, and retraining picks another. Distances of a pulled-back metric do not depend on the coordinates, so that they
-should repeat where the models agree on the data. How far they do is a number: the coefficient of variation of the distance between the
-same two observations over several trained models (compare Hauberg, *Only Bayes should learn a manifold*, 2018).
+A latent code is not identifiable: any reparametrization :math:`g` of the latent space gives the same densities with the
+decoder :math:`f \circ g^{-1}`, and retraining picks another. Distances of a pulled-back metric do not depend on the
+coordinates, so that they should repeat where the models agree on the data. How far they do is a number: the coefficient
+of variation of the distance between the same two observations over several trained models (compare Hauberg, *Only Bayes
+should learn a manifold*, 2018).
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def identifiability(
 ) -> Identifiability:
     r"""The coefficient of variation, over retrained models, of the distances between the same observations.
 
-    0 means that all models agree. Lengths of a pulled-back metric are compared as they are; `normalize` divides the distances of
-    each model by their mean, which forgives it a scale of its own.
+    0 means that all models agree. Lengths of a pulled-back metric are compared as they are; `normalize` divides the
+    distances of each model by their mean, which forgives it a scale of its own.
 
     Args:
         metrics: one per model, on its own latent space; None for Euclidean distances of the codes.
@@ -73,8 +74,8 @@ def identifiability(
         pairs: which observations to compare, ``(P, 2)``; random pairs of different ones by default.
         num_pairs: how many, if they are random.
         normalize: whether the scale of each model is divided out.
-        init: makes the graph where paths start from a metric and its codes; by default a `Lattice` in two and three dimensions
-            and a `CodeGraph` in more.
+        init: makes the graph where paths start from a metric and its codes; by default a `Lattice` in two and three
+            dimensions and a `CodeGraph` in more.
         solver: of shortest paths, as in `pullback.geodesic`.
         random_state: of the random pairs.
 
@@ -118,8 +119,8 @@ def identifiability(
 def _check(metrics: Sequence[Metric] | None, codes: Sequence[Tensor]) -> None:
     if len(codes) < 2 or len({len(z) for z in codes}) > 1:
         raise ValueError(
-            f"identifiability compares at least two models by codes of the same observations; got {len(codes)} models with "
-            f"{[len(z) for z in codes]} codes. Encode the same data with each model, in the same order."
+            f"identifiability compares at least two models by codes of the same observations; got {len(codes)} models "
+            f"with {[len(z) for z in codes]} codes. Encode the same data with each model, in the same order."
         )
     if metrics is not None and len(metrics) != len(codes):
         raise ValueError(

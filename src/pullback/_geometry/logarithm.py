@@ -1,19 +1,20 @@
 r"""The logarithm: with which velocity a geodesic must leave ``a`` to be at ``b`` after unit time.
 
-A discrete path knows that better than its first step tells. At the minimum of the discrete energy nothing but the end points can
-change it, so its derivative in ``a`` (the momentum with which the path leaves) is that of the squared distance,
+A discrete path knows that better than its first step tells. At the minimum of the discrete energy nothing but the end
+points can change it, so its derivative in ``a`` (the momentum with which the path leaves) is that of the squared
+distance,
 
 .. math:: \mathrm{Log}_a(b) = -\tfrac12\, M(a)^{-1}\, \frac{\partial d^2(a, b)}{\partial a},
           \qquad |\mathrm{Log}_a(b)|_{M(a)} = d(a, b).
 
-It takes a minimum: a solver may leave a path whose length is good to three digits, and whose direction is not. So the path is
-solved again in a few polynomial elements (`pullback._solvers.elements`), whose energy and momentum have order 16: a few steps of
-Newton's method give three digits, a few more give ten where the decoder is smooth. For metrics without an embedding the squared
-distance is differentiated.
+It takes a minimum: a solver may leave a path whose length is good to three digits, and whose direction is not. So the
+path is solved again in a few polynomial elements (`pullback._solvers.elements`), whose energy and momentum have order
+16: a few steps of Newton's method give three digits, a few more give ten where the decoder is smooth. For metrics
+without an embedding the squared distance is differentiated.
 
-How good the velocity is shows by itself, because it must have the length of the path; where it is not good enough, the path is
-refined. At the kinks of a rectified decoder refinement does not help, and ends. With ``check=True`` each velocity is also tried
-out by one geodesic; where that misses ``b``, the path is refined further.
+How good the velocity is shows by itself, because it must have the length of the path; where it is not good enough, the
+path is refined. At the kinks of a rectified decoder refinement does not help, and ends. With ``check=True`` each
+velocity is also tried out by one geodesic; where that misses ``b``, the path is refined further.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from pullback._typing import Array, Bool, Float
 
 # A path whose energy differs by more when it is solved or measured anew has hopped over a wall.
 _AGREEMENT = 1e-2
-# Part of `rtol` that velocities are solved to, and by which they are tried out; estimates of the error are cautious already.
+# Part of `rtol` that velocities are solved to, and by which they are tried out; estimates of the error are cautious
+# already.
 _MARGIN, _TRIAL = 0.5, 0.1
 # A refinement pays if the error falls by this factor; one that does not pay is tried so often (rectified decoders).
 _WORTHWHILE, _PATIENCE = 4.0, 2
@@ -57,13 +59,13 @@ class Logarithm:
     r"""Initial velocities of the shortest paths found for a batch of pairs, and what is known about them.
 
     Attributes:
-        velocity: :math:`\mathrm{Log}_a(b)`. Where M(a) is singular, what it does not see of the velocity is that of the straight
-            line, so that `pullback.expmap` arrives at ``b`` also in the latent dimensions the decoder ignores.
+        velocity: :math:`\mathrm{Log}_a(b)`. Where M(a) is singular, what it does not see of the velocity is that of the
+            straight line, so that `pullback.expmap` arrives at ``b`` also in the latent dimensions the decoder ignores.
         distance: its length :math:`|\mathrm{Log}_a(b)|_{M(a)}`, which is the distance.
-        error: estimate of the relative error of `velocity`, the largest of: how far the momentum is from having the length of
-            the path, what more elements would change, and what is left of the descent.
-        miss: how far from ``b`` the geodesic with this velocity arrives, as a share of the distance; infinite where it does not
-            arrive, NaN where it was not tried.
+        error: estimate of the relative error of `velocity`, the largest of: how far the momentum is from having the
+            length of the path, what more elements would change, and what is left of the descent.
+        miss: how far from ``b`` the geodesic with this velocity arrives, as a share of the distance; infinite where it
+            does not arrive, NaN where it was not tried.
         geodesic: the paths the solver found, with its own status; they are solved further only for the velocity.
         rtol: the relative error that was asked for.
     """
@@ -97,12 +99,12 @@ def _sentence(rtol: float, converged: bool, error: float, miss: float, solved: b
         return found
     if error <= rtol:
         return (
-            f"{found}; but the geodesic with this velocity misses b by {miss:.1g} of the distance, as neighboring ones part "
-            "fast: smooth the decoder's kinks or its extrapolation, or choose nearer codes"
+            f"{found}; but the geodesic with this velocity misses b by {miss:.1g} of the distance, as neighboring ones "
+            "part fast: smooth the decoder's kinks or its extrapolation, or choose nearer codes"
         )
     return (
-        f"{found}; but the velocity is known only to about {error:.1g}, as the finest elements do not resolve the geodesic: "
-        "raise rtol, or smooth the decoder's kinks (SiLU or softplus units) or its extrapolation"
+        f"{found}; but the velocity is known only to about {error:.1g}, as the finest elements do not resolve the "
+        "geodesic: raise rtol, or smooth the decoder's kinks (SiLU or softplus units) or its extrapolation"
     )
 
 
@@ -115,7 +117,7 @@ def logmap(
     init: Start | Sequence[Start] = None,
     rtol: float = 1e-3,
 ) -> Float[Tensor, "*batch d"]:
-    r"""The logarithm :math:`\mathrm{Log}_a(b)`: the velocity at ``a`` of the shortest path found to ``b``, its length the distance.
+    r"""The logarithm :math:`\mathrm{Log}_a(b)`: the velocity at ``a`` of the shortest path found to ``b``.
 
     Inverse to `pullback.expmap` up to the cut locus. A constant: it carries no gradient.
 
@@ -128,8 +130,8 @@ def logmap(
         rtol: relative error of the velocity. 1e-10 is in reach where the decoder is smooth.
 
     Raises:
-        ConvergenceError: if a velocity is not known to `rtol`. Its `result` is the `pullback.Logarithm`, with a message for
-            each pair.
+        ConvergenceError: if a velocity is not known to `rtol`. Its `result` is the `pullback.Logarithm`, with a message
+            for each pair.
 
     Example:
         >>> import torch, pullback as pb
@@ -161,10 +163,11 @@ def logarithm(
     rtol: float = 1e-3,
     check: bool = False,
 ) -> Logarithm:
-    r"""Logarithms with a message for each pair: failures are reported by the result, not raised. Arguments as in `logmap`.
+    r"""Logarithms with a message for each pair: failures are reported, not raised. Arguments as in `logmap`.
 
-    With ``check=True`` each velocity is tried out by the exponential map, and the path refined further where that misses ``b``.
-    See Marsden and West 2001, *Discrete mechanics and variational integrators*, section 1, for the momenta of discrete paths.
+    With ``check=True`` each velocity is tried out by the exponential map, and the path refined further where that
+    misses ``b``. See Marsden and West 2001, *Discrete mechanics and variational integrators*, section 1, for the
+    momenta of discrete paths.
     """
     a, b = codes_for(metric, a, b)
     path = geodesic(metric, a, b, solver=solver, init=init)
@@ -235,7 +238,7 @@ class _Velocities:
 
 
 def _by_elements(chords: ChordEnergy, found: _Velocities, index: Tensor, rtol: float, check: bool) -> None:
-    """Velocities of the paths at `index`, solved in elements; those with which b is missed are solved in more of them."""
+    """Velocities of the paths at `index`, solved in elements, in more of them where b is missed."""
     elements = ElementEnergy.of(chords, found.nodes[index])
     sought = max(_MARGIN * rtol, torch.finfo(found.length.dtype).eps ** (2 / 3))
 
@@ -266,7 +269,7 @@ def _by_gradient(metric: Metric, path: Geodesic, found: _Velocities, index: Tens
 
 
 def _try_out(metric: Metric, found: _Velocities, index: Tensor, rtol: float) -> Tensor:
-    """Finds out where the geodesics with the velocities at `index` arrive, if these are known; returns those that miss."""
+    """Finds out where geodesics with the velocities at `index` arrive, if these are known; returns those that miss."""
     index = index[found.error[index] <= max(rtol, _least(found.error.dtype))]
     if not len(index):
         return index

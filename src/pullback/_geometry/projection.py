@@ -1,8 +1,9 @@
 r"""Where on a path a code lies, and how far from it: pseudotime.
 
-The nearest point of a path c to a code z is where :math:`d^2(z, c(t))` is least. Along a geodesic that function is nearly a parabola in
-t (exactly one in flat space, and for codes on the path), so a few distances find its vertex: candidates come from the chords between
-what the code and points of the path decode to, one decoding each; the best of them is improved by parabolas through shortest paths.
+The nearest point of a path c to a code z is where :math:`d^2(z, c(t))` is least. Along a geodesic that function is
+nearly a parabola in t (exactly one in flat space, and for codes on the path), so a few distances find its vertex:
+candidates come from the chords between what the code and points of the path decode to, one decoding each; the best of
+them is improved by parabolas through shortest paths.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def project(
     codes = as_codes(codes, curve.begin)
     if codes.ndim != 2 or codes.shape[-1] != curve.begin.shape[-1]:
         raise ValueError(
-            f"project takes codes of shape (m, {curve.begin.shape[-1]}), in the dimensions of the path; got {tuple(codes.shape)}."
+            f"project takes codes of shape (m, {curve.begin.shape[-1]}), in the dimensions of the path; got "
+            f"{tuple(codes.shape)}."
         )
     t = _best_candidate(metric, curve, codes, solver)
     width = 1 / (_NUM_TIMES - 1)

@@ -1,21 +1,23 @@
 r"""Parallel transport: tangents moved along a curve without turning.
 
-A tangent is parallel along a curve c if its covariant derivative vanishes, :math:`\dot w = -\Gamma(c)[\dot c, w]`. The curve is
-given, so the equation is *linear*, its coefficients are known in advance, and one matrix per curve serves all tangents.
+A tangent is parallel along a curve c if its covariant derivative vanishes, :math:`\dot w = -\Gamma(c)[\dot c, w]`. The
+curve is given, so the equation is *linear*, its coefficients are known in advance, and one matrix per curve serves all
+tangents.
 
-Where the metric has an embedding, no second derivative is needed: parallel means that the image of the tangent changes only
-across the surface. So from one node of the curve to the next the image is projected onto the next tangent space. With Jacobians
-:math:`J_i`, metric tensors :math:`M_i = J_i^\top J_i = L_i L_i^\top` and orthonormal coordinates :math:`L_i^\top w`, that is
+Where the metric has an embedding, no second derivative is needed: parallel means that the image of the tangent changes
+only across the surface. So from one node of the curve to the next the image is projected onto the next tangent space.
+With Jacobians :math:`J_i`, metric tensors :math:`M_i = J_i^\top J_i = L_i L_i^\top` and orthonormal coordinates
+:math:`L_i^\top w`, that is
 
 .. math:: U_i = \operatorname{polar}\bigl(L_{i+1}^{-1} J_{i+1}^\top J_i L_i^{-\top}\bigr),
 
-the rotation nearest to the projection. It keeps lengths and angles exactly and is the right transport across a kink of the
-decoder, too. Steps are symmetric, so the error is a series in even powers of the step, and Romberg's extrapolation applies: three
-step sizes share the Jacobians, one per node.
+the rotation nearest to the projection. It keeps lengths and angles exactly and is the right transport across a kink of
+the decoder, too. Steps are symmetric, so the error is a series in even powers of the step, and Romberg's extrapolation
+applies: three step sizes share the Jacobians, one per node.
 
-Metrics without an embedding, and the connections of other ``alpha``, are integrated: by collocation at the three Gauss points of
-each of N equal steps, of order six (Hairer, Lubich and Wanner, *Geometric Numerical Integration*, II.1.3). In both cases N is
-doubled until the result no longer changes.
+Metrics without an embedding, and the connections of other ``alpha``, are integrated: by collocation at the three Gauss
+points of each of N equal steps, of order six (Hairer, Lubich and Wanner, *Geometric Numerical Integration*, II.1.3). In
+both cases N is doubled until the result no longer changes.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from pullback._typing import Array, Float
 _RTOL = 1e-5
 # The same where the decoder has kinks: more digits have no meaning there.
 _KINKED_RTOL = 1e-3
-# From so many steps on, changes that do not fall when the steps are halved are kinks. Smooth decoders of trained models quarter
-# them from 64 steps on.
+# From so many steps on, changes that do not fall when the steps are halved are kinks. Smooth decoders of trained models
+# quarter them from 64 steps on.
 _KINKED_SEGMENTS = 256
 # The fewest steps, of which a quarter are the largest that are compared, and how many to try first for smooth curves.
 _LEAST_SEGMENTS, _FIRST_SEGMENTS = 8, 32
@@ -63,10 +65,10 @@ def parallel_transport(
     max_segments: int = 2**13,
     alpha: float = 0.0,
 ) -> Float[Tensor, "*batch d"]:
-    r"""Moves tangents ``v`` from the beginning of a curve to its end without turning: :math:`\nabla_{\dot c} w = 0`, :math:`w(0) = v`.
+    r"""Moves tangents ``v`` along a curve without turning: :math:`\nabla_{\dot c} w = 0`, :math:`w(0) = v`.
 
-    Linear in ``v``, and differentiable in it. Lengths and angles are kept, and the velocity of a geodesic stays its velocity;
-    along a closed curve tangents come back turned by the curvature inside.
+    Linear in ``v``, and differentiable in it. Lengths and angles are kept, and the velocity of a geodesic stays its
+    velocity; along a closed curve tangents come back turned by the curvature inside.
 
     Args:
         metric: the geometry.
@@ -74,14 +76,15 @@ def parallel_transport(
         v: tangents at its beginning, any shape ``(*batch, d)`` that broadcasts with the curves'.
         rtol: relative error allowed. By default 1e-5, and 1e-3 where the decoder has kinks.
         max_segments: steps after which the curve counts as unresolved.
-        alpha: as in `pullback.expmap`. Transports of opposite alpha keep the inner product of two tangents between them.
+        alpha: as in `pullback.expmap`. Transports of opposite alpha keep the inner product of two tangents between
+            them.
 
     Returns:
         The tangents at the end of the curve.
 
     Raises:
-        ConvergenceError: if the metric changes too sharply along a curve, or is not finite on it. Its `result` are the matrices
-            ``(*curves, d, d)`` that were found.
+        ConvergenceError: if the metric changes too sharply along a curve, or is not finite on it. Its `result` are the
+            matrices ``(*curves, d, d)`` that were found.
 
     Example:
         >>> import torch, pullback as pb
@@ -95,7 +98,8 @@ def parallel_transport(
     (v,) = codes_for(metric, v)
     if v.ndim == 0 or v.shape[-1] != curve.begin.shape[-1]:
         raise ValueError(
-            f"Tangents of shape {tuple(v.shape)} do not belong to curves in {curve.begin.shape[-1]} dimensions. Pass (*batch, d)."
+            f"Tangents of shape {tuple(v.shape)} do not belong to curves in {curve.begin.shape[-1]} dimensions. Pass "
+            "(*batch, d)."
         )
     if v.dtype != curve.begin.dtype or v.device != curve.begin.device:
         raise ValueError(f"Tangents are {v.dtype} on {v.device}, the curve is not. Use v.to(curve.begin).")
@@ -129,7 +133,7 @@ def _transports(metric: Metric, curve: Curve, rtol: float | None, max_segments: 
 
 
 def _first_segments(num_pieces: int) -> int:
-    """A multiple of four, and of the pieces unless these are many: the doubling finds out whether an eighth of them will do."""
+    """A multiple of four, and of the pieces unless these are many, where an eighth of them may do."""
     if num_pieces % _FIRST_SEGMENTS == 0:
         return max(_FIRST_SEGMENTS, num_pieces // 8)
     return math.lcm(4, num_pieces) * math.ceil(_LEAST_SEGMENTS / math.lcm(4, num_pieces))
@@ -140,11 +144,11 @@ def _aim(rtol: float | None, dtype: torch.dtype) -> float:
     return max(_RTOL if rtol is None else rtol, rounding)
 
 
-# -- by projection ---------------------------------------------------------------------------------------------------------
+# -- by projection -----------------------------------------------------------------------------------------------------
 
 
 def _by_projection(metric: Metric, curve: Curve, index: Tensor, num_segments: int, _before: Tensor) -> Measured:
-    """Transports of the curves at `index` from N, N/2 and N/4 steps, what is left of the error, and whether it is smooth."""
+    """Transports of the curves at `index` from N, N/2 and N/4 steps, the error left, and whether it is smooth."""
     t = torch.linspace(0, 1, num_segments + 1, dtype=curve.begin.dtype, device=curve.begin.device)
     nodes = curve(t).reshape(-1, len(t), curve.begin.shape[-1])[index]
     width = sum(part.shape[-1] for part in metric.frame(nodes[:1, :1])[0])
@@ -186,8 +190,8 @@ def _extrapolated(turns: list[Tensor]) -> Measured:
 def _factors(tensors: Tensor) -> tuple[Tensor, Tensor]:
     """Cholesky factors of the metric along curves ``(B, N + 1, d, d)``, and what was added to it, ``(B, 1, d, d)``.
 
-    What the metric does not see moves freely: a little of the identity is added to M and to the projections, as if there were one
-    more observation. As little as possible, and more only for curves where M is singular.
+    What the metric does not see moves freely: a little of the identity is added to M and to the projections, as if
+    there were one more observation. As little as possible, and more only for curves where M is singular.
     """
     resolution, eye = torch.finfo(tensors.dtype), torch.eye(tensors.shape[-1]).to(tensors)
     largest = tensors.diagonal(dim1=-2, dim2=-1).amax(-1)
@@ -232,7 +236,7 @@ def _product(steps: Tensor) -> Tensor:
     return steps[:, 0]
 
 
-# -- by collocation --------------------------------------------------------------------------------------------------------
+# -- by collocation ----------------------------------------------------------------------------------------------------
 
 
 def _by_collocation(
@@ -279,11 +283,12 @@ def _raise_if_failed(failed: Tensor, finite: Tensor, max_segments: int, result: 
     if not failed.any():
         return
     first = int(failed.nonzero()[0])
-    cause = (
-        f"The metric changes too sharply along it for {max_segments} segments. Raise max_segments, loosen rtol, or smooth the decoder."
-        if finite[first]
-        else "The metric is not finite along it. Keep the curve within the region where the decoder is defined."
-    )
+    cause = "The metric is not finite along it. Keep the curve within the region where the decoder is defined."
+    if finite[first]:
+        cause = (
+            f"The metric changes too sharply along it for {max_segments} segments. Raise max_segments, loosen rtol, or "
+            "smooth the decoder."
+        )
     raise ConvergenceError(
         f"Transport failed along {int(failed.sum())} of {failed.numel()} curves, first number {first}. {cause}",
         result=result,

@@ -1,8 +1,8 @@
 r"""Is a model's uncertainty good enough for geometry? Measured on and off the data, and answered in sentences.
 
-Three things must hold for shortest paths to follow the data. The decoder should be less certain where it has seen nothing;
-the metric should not be smaller there, or the void is a short cut; and the paths themselves should keep to the data.
-The first is what the model says of itself, the second what the geometry makes of it, the third what counts.
+Three things must hold for shortest paths to follow the data. The decoder should be less certain where it has seen
+nothing; the metric should not be smaller there, or the void is a short cut; and the paths themselves should keep to the
+data. The first is what the model says of itself, the second what the geometry makes of it, the third what counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from pullback._typing import Float
 
 _ENTROPY_RISES = 0.75
 _MAY_LEAVE = 0.05
-# Codes that are typically less than a third of a standard deviation apart cannot be told from each other by what they decode to.
+# Codes that are typically less than a third of a standard deviation apart cannot be told from each other by what they
+# decode to.
 _COLLAPSED = 0.3
 # Nodes of the graph of codes from which paths start: what bounds the cost of a report for a wide decoder.
 _MAX_NODES = 300
@@ -84,42 +85,44 @@ class UncertaintyReport:
         advice = [] if not self.collapsed else [_SENTENCE_COLLAPSED]
         if not self.calibrated and self.log_volume_off < self.log_volume_on:
             advice.append(
-                "The metric is smaller off the data than on them, so paths take the void as a short cut: wrap the decoder, "
-                "pullback.Extrapolated(decoder, pullback.Support.fit(codes))."
+                "The metric is smaller off the data than on them, so paths take the void as a short cut: wrap the "
+                "decoder, pullback.Extrapolated(decoder, pullback.Support.fit(codes))."
             )
         elif not self.calibrated:
             advice.append(
-                "Paths leave the support although the metric grows off it: they cross narrow gaps, or the codes form separate "
-                "clusters and must. Look at pullback.plot.latent; wrap the decoder in pullback.Extrapolated if it is not, or "
-                "encode more data between the clusters."
+                "Paths leave the support although the metric grows off it: they cross narrow gaps, or the codes form "
+                "separate clusters and must. Look at pullback.plot.latent; wrap the decoder in pullback.Extrapolated "
+                "if it is not, or encode more data between the clusters."
             )
         if self.entropy_rises < _ENTROPY_RISES:
             advice.append(
-                "The decoder is as certain off the data as on them. The paths do not depend on it if the decoder is wrapped in "
-                "pullback.Extrapolated, but do not trust what it decodes there; pullback.Reweighted makes it say so, and an "
-                "EnsembleDecoder or a GPDecoder knows by itself."
+                "The decoder is as certain off the data as on them. The paths do not depend on it if the decoder is "
+                "wrapped in pullback.Extrapolated, but do not trust what it decodes there; pullback.Reweighted makes "
+                "it say so, and an EnsembleDecoder or a GPDecoder knows by itself."
             )
         if self.num_unused and not self.collapsed:
             advice.append(
-                f"{self.num_unused} of {self.num_dimensions} latent dimensions are unused: the decoder says less about them than the "
-                "prior does, and paths run away along them. Complete the metric, pullback.WithPrior(decoder), unless it is already."
+                f"{self.num_unused} of {self.num_dimensions} latent dimensions are unused: the decoder says less about "
+                "them than the prior does, and paths run away along them. Complete the metric, "
+                "pullback.WithPrior(decoder), unless it is already."
             )
         if self.num_converged < self.num_paths:
             advice.append(
-                f"{self.num_paths - self.num_converged} geodesics did not converge: see their status from pullback.geodesic; a "
-                "sharp extrapolation (low beta) is the usual cause."
+                f"{self.num_paths - self.num_converged} geodesics did not converge: see their status from "
+                "pullback.geodesic; a sharp extrapolation (low beta) is the usual cause."
             )
         return advice
 
     def __str__(self) -> str:
         facts = [
-            f"The model's uncertainty is {self.verdict} for geometry: {self.num_leaving} of {self.num_paths} geodesics between random "
-            f"codes leave the support of the data.",
-            f"Entropy of p(x|z): median {self.entropy_on:.4g} on the data, {self.entropy_off:.4g} off them; a point off the data has "
-            f"more than a code with probability {self.entropy_rises:.2f}.",
-            f"Codes are typically {self.typical_distance:.3g} standard deviations apart, in {self.num_dimensions} latent dimensions "
-            f"of which {self.num_unused} are unused.",
-            f"Log-volume of the metric: median {self.log_volume_on:.4g} on the data, {self.log_volume_off:.4g} off them.",
+            f"The model's uncertainty is {self.verdict} for geometry: {self.num_leaving} of {self.num_paths} geodesics "
+            "between random codes leave the support of the data.",
+            f"Entropy of p(x|z): median {self.entropy_on:.4g} on the data, {self.entropy_off:.4g} off them; a point "
+            f"off the data has more than a code with probability {self.entropy_rises:.2f}.",
+            f"Codes are typically {self.typical_distance:.3g} standard deviations apart, in {self.num_dimensions} "
+            f"latent dimensions of which {self.num_unused} are unused.",
+            f"Log-volume of the metric: median {self.log_volume_on:.4g} on the data, {self.log_volume_off:.4g} off "
+            "them.",
         ]
         return "\n".join([*facts, *self.advice])
 
@@ -131,8 +134,8 @@ class UncertaintyReport:
 
 
 _SENTENCE_COLLAPSED = (
-    "The decoder ignores its codes: what it decodes them to cannot be told apart, so there is no geometry to measure. Train longer, or "
-    "with a smaller weight of the KL term, and check that codes and decoder belong together."
+    "The decoder ignores its codes: what it decodes them to cannot be told apart, so there is no geometry to measure. "
+    "Train longer, or with a smaller weight of the KL term, and check that codes and decoder belong together."
 )
 
 
@@ -159,7 +162,8 @@ def uncertainty_report(
     Example:
         >>> import torch, pullback as pb
         >>> codes = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-        >>> pb.uncertainty_report(lambda z: torch.distributions.Normal(5 * z[..., :1], 1.0), codes, num_pairs=2).num_unused
+        >>> decoder = lambda z: torch.distributions.Normal(5 * z[..., :1], 1.0)
+        >>> pb.uncertainty_report(decoder, codes, num_pairs=2).num_unused
         1
     """
     codes = as_codes(codes, decoder)
@@ -200,7 +204,7 @@ def _num_unused(decoder: Decoder, codes: Tensor) -> int:
 
 
 def _off_support(support: Support, codes: Tensor, num: int, generator: torch.Generator) -> Tensor:
-    """Points off the support, uniform in a box around the codes of twice their extent (or four times, if they fill that)."""
+    """Points off the support, uniform in a box of twice the codes' extent (or four times, if they fill that)."""
     low, high = codes.amin(0), codes.amax(0)
     for margin in (0.5, 1.5):
         box = low - margin * (high - low), (1 + 2 * margin) * (high - low)

@@ -1,4 +1,4 @@
-"""What a metric is: the tensor ``M(z)`` and the square of one short step. Everything else is written on top of those two."""
+"""What a metric is: the tensor ``M(z)`` and the square of one short step. All else is written on top of them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def per_code(method: Method) -> Method:
     """A method written for codes ``(N, d)`` that takes them with any batch shape, as tensors, arrays or lists.
 
-    Codes are converted to the metric's dtype and device and broadcast with each other; each tensor that the method returns has
-    the batch shape in the place of its first dimension.
+    Codes are converted to the metric's dtype and device and broadcast with each other; each tensor that the method
+    returns has the batch shape in the place of its first dimension.
     """
 
     @functools.wraps(method)
@@ -65,10 +65,10 @@ class Isometric:
 class Metric(abc.ABC):
     """A Riemannian metric on the latent space (abstract).
 
-    A metric implements `tensor` and `ds2`, for codes of any batch shape; the decorator `pullback.per_code` lets them be written
-    for codes ``(N, d)``. It may also implement `embed`, which lets the default geodesic solver use the exact cross terms
-    between neighboring points of a curve, and `isometric`, which makes that cheaper. A metric that is pulled back from a
-    decoder keeps it in an attribute ``decoder``.
+    A metric implements `tensor` and `ds2`, for codes of any batch shape; the decorator `pullback.per_code` lets them be
+    written for codes ``(N, d)``. It may also implement `embed`, which lets the default geodesic solver use the exact
+    cross terms between neighboring points of a curve, and `isometric`, which makes that cheaper. A metric that is
+    pulled back from a decoder keeps it in an attribute ``decoder``.
     """
 
     @abc.abstractmethod
@@ -77,18 +77,19 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
-        """Squared length of the short step from ``a`` to ``b``; symmetric, and ``vᵀ M v`` to third order in ``v = b - a``."""
+        """Squared length of the short step from ``a`` to ``b``; symmetric, and ``vᵀ M v`` to third order in ``v``."""
 
     def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
         r"""A dual embedding (phi, psi), each of shape ``(*batch, K)``, with :math:`M = D\phi^\top D\psi`, or None.
 
-        The squared chord of two codes is then ``(phi_b - phi_a) · (psi_b - psi_a)``; see `pullback.embed`. `origin` is a code
-        (broadcastable with ``z``) near which rounding should be best; it leaves all chords unchanged.
+        The squared chord of two codes is then ``(phi_b - phi_a) · (psi_b - psi_a)``; see `pullback.embed`. `origin` is
+        a code (broadcastable with ``z``) near which rounding should be best; it leaves all chords unchanged.
         """
         return None
 
     def isometric(self, z: Codes) -> Isometric | None:
-        """Coordinates that have all the derivatives a solver needs, where the embedding is Euclidean and they exist, or None."""
+        """Coordinates that have all the derivatives a solver needs, where the embedding is Euclidean and they exist, or
+        None."""
         return None
 
     @property
@@ -107,9 +108,10 @@ class Metric(abc.ABC):
         return self.source is None or route(observed(self.source), z.reshape(-1, z.shape[-1])).forward
 
     def frame(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensors, Tensors]:
-        """The embedding's distinct maps at ``z``, one if it is Euclidean, else two, and their Jacobians ``(d, *batch, K)``.
+        """The embedding's maps at ``z``, one if it is Euclidean, else two, and their Jacobians ``(d, *batch, K)``.
 
-        Constants, not differentiable: what a second-order solver needs at every node. Only for metrics with an embedding.
+        Constants, not differentiable: what a second-order solver needs at every node. Only for metrics with an
+        embedding.
         """
         z = as_codes(z, self)
         forward = self.has_forward_mode(z)
@@ -125,8 +127,8 @@ class Metric(abc.ABC):
         dual = self.embed(z, origin=origin)
         if dual is None:
             raise NotImplementedError(
-                f"{type(self).__name__} has no embedding at these codes, so it has no frame. Register one for the family with "
-                "@pullback.embed.register, or implement embed."
+                f"{type(self).__name__} has no embedding at these codes, so it has no frame. Register one for the "
+                "family with @pullback.embed.register, or implement embed."
             )
         return dual[:1] if dual[0] is dual[1] else dual
 
@@ -154,7 +156,7 @@ class Metric(abc.ABC):
 
 
 def codes_for(metric: Any, *codes: Any) -> tuple[Tensor, ...]:
-    """Codes or tangents as tensors of the metric's dtype and device: the first line of every public function with a metric.
+    """Codes or tangents as tensors of the metric's dtype and device.
 
     Raises:
         TypeError: a decoder was given in the place of the metric.

@@ -1,24 +1,25 @@
 r"""The acceleration of geodesics, without a Christoffel tensor.
 
 A geodesic is a curve whose acceleration has no tangential part. Where the metric has a dual embedding
-:math:`M = \mathrm{sym}(D\phi^\top D\psi)`, the Euler-Lagrange equation of :math:`\int \langle D\phi\,\dot z, D\psi\,\dot z\rangle`
-collapses to a projection,
+:math:`M = \mathrm{sym}(D\phi^\top D\psi)`, the Euler-Lagrange equation of :math:`\int \langle D\phi\,\dot z,
+D\psi\,\dot z\rangle` collapses to a projection,
 
 .. math:: M\,\ddot z = -\tfrac12\bigl(D\phi^\top\,\psi''[\dot z, \dot z] + D\psi^\top\,\phi''[\dot z, \dot z]\bigr),
 
-because the terms with mixed derivatives cancel. With :math:`\phi = \psi` it is least squares on the second derivative of an
-isometric embedding; with natural and mean parameters it is the mean of the e- and the m-connection; on the hyperboloid it is
-projection in Minkowski space. It costs ``d`` first derivatives and one second derivative along the velocity. Any other metric
-takes the Lagrangian form :math:`M \ddot z = \partial_z(\tfrac12 \dot z^\top M \dot z) - \partial_s M(z + s \dot z)\,\dot z`,
-with reverse sweeps through ``M``.
+because the terms with mixed derivatives cancel. With :math:`\phi = \psi` it is least squares on the second derivative
+of an isometric embedding; with natural and mean parameters it is the mean of the e- and the m-connection; on the
+hyperboloid it is projection in Minkowski space. It costs ``d`` first derivatives and one second derivative along the
+velocity. Any other metric takes the Lagrangian form :math:`M \ddot z = \partial_z(\tfrac12 \dot z^\top M \dot z) -
+\partial_s M(z + s \dot z)\,\dot z`, with reverse sweeps through ``M``.
 
-An exponential family has two flat connections besides: natural parameters :math:`\eta` and mean parameters :math:`\mu` are a dual
-embedding, and unequal weights of its two terms give the whole line of connections of Amari,
+An exponential family has two flat connections besides: natural parameters :math:`\eta` and mean parameters :math:`\mu`
+are a dual embedding, and unequal weights of its two terms give the whole line of connections of Amari,
 
 .. math:: M\,\ddot z = -\tfrac{1 + \alpha}{2}\, D\mu^\top\,\eta''[\dot z, \dot z]
           - \tfrac{1 - \alpha}{2}\, D\eta^\top\,\mu''[\dot z, \dot z],
 
-straight in :math:`\eta` for :math:`\alpha = 1`, in :math:`\mu` for :math:`\alpha = -1`, and Levi-Civita's for :math:`\alpha = 0`.
+straight in :math:`\eta` for :math:`\alpha = 1`, in :math:`\mu` for :math:`\alpha = -1`, and Levi-Civita's for
+:math:`\alpha = 0`.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ _CHUNK = 2**25  # numbers held at once
 def acceleration(
     metric: Metric, z: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"], *, alpha: float = 0.0
 ) -> Float[Tensor, "*batch d"]:
-    r"""The coordinate acceleration :math:`\ddot z = -\Gamma(z)[v, v]` of the geodesic through ``z`` with velocity ``v``.
+    r"""The coordinate acceleration :math:`\ddot z = -\Gamma(z)[v, v]` of the geodesic with velocity ``v``.
 
-    By projection in the dual embedding where the metric has one, else in Lagrangian form; see the module's text. Where ``M``
-    is singular, the directions it does not see are not accelerated.
+    By projection in the dual embedding where the metric has one, else in Lagrangian form; see the module's text. Where
+    ``M`` is singular, the directions it does not see are not accelerated.
     """
     with unvalidated():
         return _rule(metric, z, alpha)[0](z, v)
@@ -56,7 +57,7 @@ def acceleration(
 def connection(
     metric: Metric, z: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"], *, alpha: float = 0.0
 ) -> Float[Tensor, "*batch d d"]:
-    r"""The matrix :math:`w \mapsto -\Gamma(z)[v, w]`: the rate at which the coordinates of a tangent change when it is moved along ``v``.
+    r"""The matrix :math:`w \mapsto -\Gamma(z)[v, w]`: how the coordinates of a tangent change as it moves along ``v``.
 
     Without an embedding by polarization, :math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]`.
     """
@@ -85,8 +86,8 @@ def _polarized(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
 def geodesic_field(metric: Metric, z: Tensor, *, alpha: float = 0.0) -> Callable[[Tensor], Tensor]:
     """The geodesic equation as a field on states ``(n, 2 d)``: ``(z, v)' = (v, a)``, in chunks of bounded memory.
 
-    The form of the acceleration is chosen once, at the codes ``z`` of shape ``(n, d)``. Where a state is not finite, the metric
-    is not asked, and the field is NaN.
+    The form of the acceleration is chosen once, at the codes ``z`` of shape ``(n, d)``. Where a state is not finite,
+    the metric is not asked, and the field is NaN.
     """
     z = z[torch.isfinite(z).all(-1)]
     rule, size = _rule(metric, z, alpha) if len(z) else (functools.partial(_lagrangian, metric), 1)
@@ -111,7 +112,7 @@ def _rule(metric: Metric, z: Tensor, alpha: float) -> tuple[Callable[[Tensor, Te
 
 @dataclass(frozen=True)
 class Embedding:
-    """The distinct maps of a dual embedding: one if it is Euclidean, else a pair, and what each term of the force weighs.
+    """The distinct maps of a dual embedding, one or a pair, and what each term of the force weighs.
 
     `maps_around` takes the code near which rounding should be best, and gives the maps.
     """
@@ -123,7 +124,7 @@ class Embedding:
 
     @classmethod
     def of(cls, metric: Metric, z: Tensor, alpha: float = 0.0) -> Embedding | None:
-        """The metric's own, or for another connection than Levi-Civita's the natural and mean parameters; None if it has none."""
+        """The metric's own, or for other connections the natural and mean parameters; None if it has none."""
         with torch.no_grad():
             if alpha:
                 flat = _flat_coordinates(metric)
@@ -141,7 +142,7 @@ class Embedding:
         )
 
     def jet(self, z: Tensor, v: Tensor, w: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        r"""Jacobians ``(d, *batch, K)`` and second derivatives along ``v`` and each of ``w (m, *batch, d)``, ``(m, *batch, K)``."""
+        r"""Jacobians ``(d, *batch, K)`` and second derivatives along ``v`` and each of ``w``, ``(m, *batch, K)``."""
         if self.isometric is not None and not differentiable(z, v):
             first, second = isometric_jet(self.isometric, z, v, w)
             return [first], [second]
@@ -172,8 +173,8 @@ def _flat_coordinates(metric: Metric) -> Map:
     """Natural and mean parameters of what a decoder decodes to."""
     if not isinstance(metric, FisherRaoMetric):
         raise TypeError(
-            f"α-connections belong to the Fisher-Rao geometry of an exponential family, not to {type(metric).__name__}. Use "
-            "pullback.FisherRaoMetric(decoder), or leave alpha at 0."
+            "α-connections belong to the Fisher-Rao geometry of an exponential family, not to "
+            f"{type(metric).__name__}. Use pullback.FisherRaoMetric(decoder), or leave alpha at 0."
         )
 
     def maps(x: Tensor) -> tuple[Tensor, ...]:
@@ -191,8 +192,8 @@ def _embedding(metric: Metric, origin: Tensor | None) -> Map:
         dual = metric.embed(x, origin=origin)
         if dual is None:
             raise ValueError(
-                "The metric has an embedding at some codes and none at others. A parameter that must be constant (a total "
-                "count, degrees of freedom) varies with the code: use pullback.ScoreMetric for this decoder."
+                "The metric has an embedding at some codes and none at others. A parameter that must be constant (a "
+                "total count, degrees of freedom) varies with the code: use pullback.ScoreMetric for this decoder."
             )
         return dual[:1] if dual[0] is dual[1] else dual
 
@@ -200,7 +201,7 @@ def _embedding(metric: Metric, origin: Tensor | None) -> Map:
 
 
 def _lagrangian(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
-    """The Lagrangian form; NaN at the codes where the decoder breaks its contract, which are found by halving the batch."""
+    """The Lagrangian form; NaN at codes where the decoder breaks its contract, found by halving the batch."""
     try:
         return _euler_lagrange(metric, z, v)
     except DecoderError:
@@ -228,10 +229,11 @@ def _euler_lagrange(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
 
 
 def filtered_inverse(tensor: Tensor) -> Tensor:
-    r"""The inverse of M; where M is nearly singular, :math:`\lambda / (\lambda^2 + \delta^2)` in place of :math:`1 / \lambda`.
+    r"""The inverse of M; where M is nearly singular, :math:`\lambda / (\lambda^2 + \delta^2)` in place of
+    :math:`1 / \lambda`.
 
-    An unused latent dimension gives M a zero eigenvalue up to rounding. The filter tends to the pseudo-inverse there and,
-    unlike a cut-off, is smooth along the trajectory.
+    An unused latent dimension gives M a zero eigenvalue up to rounding. The filter tends to the pseudo-inverse there
+    and, unlike a cut-off, is smooth along the trajectory.
     """
     delta = 1e4 * torch.finfo(tensor.dtype).eps
     factor, info = torch.linalg.cholesky_ex(tensor)

@@ -1,7 +1,7 @@
 r"""The metric of any divergence: black-box geometry.
 
-A divergence between the decodings of two nearby codes is, to second order, a squared length. So the metric of a decoder can
-be had from a divergence alone, by differentiating it twice, or by evaluating it at a few nearby codes.
+A divergence between the decodings of two nearby codes is, to second order, a squared length. So the metric of a decoder
+can be had from a divergence alone, by differentiating it twice, or by evaluating it at a few nearby codes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Step = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Hessian:
-    r"""Differentiates the divergence twice: :math:`M = \frac s2 \nabla_w^2 D(p_z, p_w)|_{w=z}`. Exact; needs a smooth divergence."""
+    r"""Differentiates the divergence twice: :math:`M = \frac s2 \nabla_w^2 D(p_z, p_w)|_{w=z}`. Exact."""
 
     differentiable = True
 
@@ -40,15 +40,15 @@ class OneSidedDifference:
 
     With :math:`\delta_i = \epsilon e_i` and D scaled so that it is a squared length,
 
-    .. math:: M_{ii} = D(\delta_i) / \epsilon^2, \qquad M_{ij} = (D(\delta_i + \delta_j) - D(\delta_i) - D(\delta_j)) / (2 \epsilon^2).
+    .. math:: M_{ii} = D(\delta_i) / \epsilon^2, \quad
+       M_{ij} = (D(\delta_i + \delta_j) - D(\delta_i) - D(\delta_j)) / 2\epsilon^2.
 
-    ``DivergenceMetric(decoder, divergence=pullback.divergences.kl, method=OneSidedDifference(eps))`` is the formula as printed. The result
-    need not be positive semi-definite.
+    ``DivergenceMetric(decoder, divergence=pullback.divergences.kl, method=OneSidedDifference(eps))`` is the formula as
+    printed. The result need not be positive semi-definite.
 
-    **Arguments:**
-
-    - `eps`: the step; by default the cube root of the precision of the codes' dtype. In float32 the rounding of the
-      divergence divided by ``eps²`` leaves about two digits.
+    Args:
+        eps: the step; by default the cube root of the precision of the codes' dtype. In float32 the rounding of the
+            divergence divided by ``eps²`` leaves about two digits.
     """
 
     eps: float | None = None
@@ -61,11 +61,11 @@ class OneSidedDifference:
 
 @dataclass(frozen=True)
 class CentralDifference:
-    r"""The same system with the mean of the divergences to both sides, :math:`\frac12 (D(\delta) + D(-\delta))`: error :math:`O(\epsilon^2)`.
+    r"""The same system with the mean of the divergences to both sides, :math:`\frac12 (D(\delta) + D(-\delta))`: error
+    :math:`O(\epsilon^2)`.
 
-    **Arguments:**
-
-    - `eps`: the step; by default the fourth root of the precision of the codes' dtype.
+    Args:
+        eps: the step; by default the fourth root of the precision of the codes' dtype.
     """
 
     eps: float | None = None
@@ -92,16 +92,16 @@ class DivergenceMetric(Metric):
     r"""The metric of a divergence between decodings, :math:`v^\top M(z) v = \lim_{t \to 0} s\,D(p_z, p_{z+tv}) / t^2`.
 
     For the Kullback-Leibler, Rényi and Hellinger divergences this is the Fisher-Rao metric, without a formula for the
-    family's information. Any smooth callable ``(p, q) -> Tensor`` of shape ``batch_shape`` will do; features are summed here.
+    family's information. Any smooth callable ``(p, q) -> Tensor`` of shape ``batch_shape`` will do; features are summed
+    here.
 
     `ds2` is the scaled divergence itself, averaged over both directions where it is not symmetric.
 
-    **Arguments:**
-
-    - `decoder`: maps codes ``(N, d)`` to a distribution whose batch shape starts with ``N``.
-    - `divergence`: one of `pullback.divergences`, or a function of two distributions. Its scale is s; wrap a function of your own
-      as ``Divergence(function, scale=...)``, or it counts as 2, as Kullback-Leibler's.
-    - `method`: `Hessian` (exact), `CentralDifference` or `OneSidedDifference` (the paper's).
+    Args:
+        decoder: maps codes ``(N, d)`` to a distribution whose batch shape starts with ``N``.
+        divergence: one of `pullback.divergences`, or a function of two distributions. Its scale is s; wrap a function
+            of your own as ``Divergence(function, scale=...)``, or it counts as 2, as Kullback-Leibler's.
+        method: `Hessian` (exact), `CentralDifference` or `OneSidedDifference` (the paper's).
     """
 
     decoder: Decoder

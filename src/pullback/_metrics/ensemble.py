@@ -1,19 +1,19 @@
 r"""The geometry of an ensemble: the expected energy of a curve when nobody knows which member is right.
 
-Decode the nodes of a curve, each with a member drawn at random, and add up the squared steps in the space of distributions.
-Between nodes a, b decoded by independent members l and k the expected square is, for a step v = b - a,
+Decode the nodes of a curve, each with a member drawn at random, and add up the squared steps in the space of
+distributions. Between nodes a, b decoded by independent members l and k the expected square is, for a step v = b - a,
 
 .. math:: \mathrm{E}_{l,k}\, d^2(p_l(a), p_k(b)) \approx v^\top \bar M v + V, \qquad
           \bar M = \mathrm{E}_l\, M_l, \quad V(z) = \mathrm{E}_{l,k}\, d^2(p_l(z), p_k(z)) :
 
 the members' average metric, and their disagreement V once for every node (Syrota et al. 2024). Counted per node this
-depends on how finely the curve is cut. Counted per latent length it does not: if members are drawn anew after every distance
-:math:`\epsilon`, the expected square of a unit of length is the metric
+depends on how finely the curve is cut. Counted per latent length it does not: if members are drawn anew after every
+distance :math:`\epsilon`, the expected square of a unit of length is the metric
 
 .. math:: M(z) = \bar M(z) + V(z)/\epsilon^2 .
 
-For :math:`\epsilon = \infty` one member decodes the whole curve, and M is the average metric: disagreement still counts, but only where
-it changes.
+For :math:`\epsilon = \infty` one member decodes the whole curve, and M is the average metric: disagreement still
+counts, but only where it changes.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from pullback._typing import Codes, Float
 
 @dataclass(frozen=True)
 class EnsembleMetric(Metric):
-    r"""The expected Fisher-Rao metric of an ensemble, :math:`M = \bar M + V/\epsilon^2`: disagreement between members is length.
+    r"""The expected Fisher-Rao metric of an ensemble, :math:`M = \bar M + V/\epsilon^2`: disagreement is length.
 
-    **Arguments:**
-
-    - `ensemble`: the members.
-    - `correlation_length`: :math:`\epsilon`, the latent distance over which members are drawn anew: small, and disagreement dominates. The
-      `scale` of a `Support` of the codes is a natural choice. ``math.inf`` keeps one member for the whole curve.
+    Args:
+        ensemble: the members.
+        correlation_length: :math:`\epsilon`, the latent distance over which members are drawn anew: small, and
+            disagreement dominates. The `scale` of a `Support` of the codes is a natural choice. ``math.inf`` keeps one
+            member for the whole curve.
     """
 
     ensemble: EnsembleDecoder
@@ -53,8 +53,8 @@ class EnsembleMetric(Metric):
     def __post_init__(self) -> None:
         if not self.correlation_length > 0:
             raise ValueError(
-                f"correlation_length is {self.correlation_length}; it must be positive: a distance in the latent space, such as "
-                "Support.fit(codes).scale.item(), or math.inf."
+                f"correlation_length is {self.correlation_length}; it must be positive: a distance in the latent "
+                "space, such as Support.fit(codes).scale.item(), or math.inf."
             )
 
     @property

@@ -22,14 +22,13 @@ from pullback._typing import Codes, Float
 class EuclideanMetric(Metric):
     r"""The expected Euclidean metric :math:`M(z) = J_\mu^\top J_\mu + J_\sigma^\top J_\sigma` of a decoder's samples.
 
-    μ and σ are the mean and the standard deviation of every feature: for Gaussians the mean over noise ε of the metric that
-    the random map :math:`z \mapsto \mu(z) + \sigma(z) \odot \epsilon` pulls back (Tosi et al. 2014; Arvanitidis et al. 2018). It is a
-    distance of pixel values, not of distributions: what the Fisher-Rao metric is compared with. Flat in (μ, σ), so `ds2` is
-    the squared Euclidean distance of these.
+    μ and σ are the mean and the standard deviation of every feature: for Gaussians the mean over noise ε of the metric
+    that the random map :math:`z \mapsto \mu(z) + \sigma(z) \odot \epsilon` pulls back (Tosi et al. 2014; Arvanitidis et
+    al. 2018). It is a distance of pixel values, not of distributions: what the Fisher-Rao metric is compared with. Flat
+    in (μ, σ), so `ds2` is the squared Euclidean distance of these.
 
-    **Arguments:**
-
-    - `decoder`: maps codes ``(N, d)`` to a distribution that has a mean and a standard deviation.
+    Args:
+        decoder: maps codes ``(N, d)`` to a distribution that has a mean and a standard deviation.
     """
 
     decoder: Decoder
@@ -57,8 +56,8 @@ def moments(p: Distribution) -> Tensor:
     mean, stddev = p.mean, _stddev(p)
     if mean.numel() and bool(torch.isnan(mean).all()):
         raise NotImplementedError(
-            f"{type(p).__name__} has no mean, so there is no Euclidean metric. For categories use OneHotCategorical; otherwise "
-            "use pullback.FisherRaoMetric(decoder)."
+            f"{type(p).__name__} has no mean, so there is no Euclidean metric. For categories use OneHotCategorical; "
+            "otherwise use pullback.FisherRaoMetric(decoder)."
         )
     return torch.cat([value.unsqueeze(-1).flatten(1) for value in (mean, stddev)], dim=-1)
 

@@ -23,13 +23,13 @@ class GPExpectedMetric(Metric):
     .. math:: M(z) = \mathrm{E}[J^\top J] = J_\mu^\top J_\mu + D\, \Sigma_J, \qquad
               \Sigma_J = \tfrac{s^2}{\ell^2} 1 - J_w^\top J_w .
 
-    The second term is what the process does not know: nothing at the data, :math:`D s^2/\ell^2` far from them. `ds2` is the expected
-    squared distance :math:`\mathrm{E}|f(b) - f(a)|^2` with the prior's part, :math:`2 D (s^2 - k(a, b))`, replaced by its tangent
-    :math:`D s^2 |b - a|^2/\ell^2`, which it never exceeds: without that, steps longer than :math:`\ell` would all cost the same.
+    The second term is what the process does not know: nothing at the data, :math:`D s^2/\ell^2` far from them. `ds2` is
+    the expected squared distance :math:`\mathrm{E}|f(b) - f(a)|^2` with the prior's part, :math:`2 D (s^2 - k(a, b))`,
+    replaced by its tangent :math:`D s^2 |b - a|^2/\ell^2`, which it never exceeds: without that, steps longer than
+    :math:`\ell` would all cost the same.
 
-    **Arguments:**
-
-    - `process`: the posterior.
+    Args:
+        process: the posterior.
     """
 
     process: GPDecoder

@@ -1,13 +1,15 @@
 r"""A metric from a table: evaluated once at some points, and averaged between them.
 
-Geodesics, exponential maps and densities ask for the metric at very many codes. A decoder with many outputs makes each of
-these calls dear, a latent space of few dimensions makes them redundant. So the exact tensors :math:`M_s` are computed once, at
-points :math:`z_s`, and averaged with a kernel of bandwidth σ (Hauberg et al. 2012; Arvanitidis et al. 2022, appendix on LAND):
+Geodesics, exponential maps and densities ask for the metric at very many codes. A decoder with many outputs makes each
+of these calls dear, a latent space of few dimensions makes them redundant. So the exact tensors :math:`M_s` are
+computed once, at points :math:`z_s`, and averaged with a kernel of bandwidth σ (Hauberg et al. 2012; Arvanitidis et al.
+2022, appendix on LAND):
 
-.. math:: M(z) = \sum_s \tilde w_s(z)\, M_s, \qquad \tilde w_s = \frac{w_s}{\sum_r w_r}, \qquad w_s(z) = e^{-|z - z_s|^2 / 2\sigma^2}.
+.. math:: M(z) = \sum_s \tilde w_s(z)\, M_s, \quad \tilde w_s = w_s / \sum_r w_r, \quad
+   w_s(z) = e^{-|z - z_s|^2 / 2\sigma^2}.
 
-It is a metric, because a weighted mean of positive definite matrices is one, and smooth. The weights are a softmax: far from
-all points, where every :math:`w_s` underflows, M tends to the tensor of the nearest of them and never to zero.
+It is a metric, because a weighted mean of positive definite matrices is one, and smooth. The weights are a softmax: far
+from all points, where every :math:`w_s` underflows, M tends to the tensor of the nearest of them and never to zero.
 """
 
 from __future__ import annotations
@@ -39,10 +41,9 @@ _NUM_QUADRATURE = 3  # the middle of a step is one of them: a wall there must no
 class Grid:
     """Evenly spaced points of a box: where an `InterpolatedMetric` evaluates the exact one.
 
-    **Arguments:**
-
-    - `low`, `high`: opposite corners of the box, ``(d,)`` each.
-    - `resolution`: points along each axis, one number for all or one for each.
+    Args:
+        low, high: opposite corners of the box, ``(d,)`` each.
+        resolution: points along each axis, one number for all or one for each.
     """
 
     low: Tensor
@@ -52,12 +53,13 @@ class Grid:
     def __post_init__(self) -> None:
         if self.low.ndim != 1 or self.low.shape != self.high.shape or not bool((self.low < self.high).all()):
             raise ValueError(
-                f"The corners of a grid are tensors of shape (d,), low below high in every coordinate; got {self.low} and "
-                f"{self.high}. Use Grid.around(codes)."
+                f"The corners of a grid are tensors of shape (d,), low below high in every coordinate; got {self.low} "
+                f"and {self.high}. Use Grid.around(codes)."
             )
         if len(self.counts) != len(self.low) or min(self.counts) < 2:
             raise ValueError(
-                f"resolution must be at least 2, one number or one for each of {len(self.low)} axes; got {self.resolution}."
+                f"resolution must be at least 2, one number or one for each of {len(self.low)} axes; got "
+                f"{self.resolution}."
             )
 
     @classmethod
@@ -95,7 +97,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class InterpolationAccuracy:
-    r"""How far an interpolated metric is from the exact one: :math:`\|\hat M - M\|_F / \|M\|_F` over held-out points."""
+    r"""How far an interpolated metric is from the exact one: :math:`\|\hat M - M\|_F / \|M\|_F`, held out."""
 
     median: float
     mean: float
@@ -110,13 +112,13 @@ class InterpolationAccuracy:
 class InterpolatedMetric(Metric):
     r"""The kernel-weighted mean of a table of metric tensors; make one with `InterpolatedMetric.fit`.
 
-    `tensor` costs a few matrix products, whatever the decoder costs. `ds2` is :math:`\int_0^1 \Delta^\top M(a + t\Delta)\,\Delta\,dt`, the energy of
-    the straight step, by Gauss-Legendre quadrature of three points: symmetric, and it notices a wall between both ends.
+    `tensor` costs a few matrix products, whatever the decoder costs. `ds2` is :math:`\int_0^1 \Delta^\top M(a +
+    t\Delta)\,\Delta\,dt`, the energy of the straight step, by Gauss-Legendre quadrature of three points: symmetric, and
+    it notices a wall between both ends.
 
-    **Attributes:**
-
-    - `mean`: the points, the table, and the bandwidth σ of their weighted mean.
-    - `error`: measured at held-out points, an `InterpolationAccuracy`.
+    Attributes:
+        mean: the points, the table, and the bandwidth σ of their weighted mean.
+        error: measured at held-out points, an `InterpolationAccuracy`.
     """
 
     mean: KernelMean
@@ -134,8 +136,8 @@ class InterpolatedMetric(Metric):
     ) -> Self:
         r"""Evaluates the exact metric at the points, and its distance from the mean at others.
 
-        A grid is fast and even, in two or three dimensions. Codes follow the data into any dimension; away from them the
-        metric stays that of the nearest code, so a wall around the data must be among the points to be seen.
+        A grid is fast and even, in two or three dimensions. Codes follow the data into any dimension; away from them
+        the metric stays that of the nearest code, so a wall around the data must be among the points to be seen.
 
         Args:
             metric: the exact metric.
@@ -203,8 +205,8 @@ def _upper(tensors: Tensor) -> Tensor:
 def _checked(points: Tensor) -> Tensor:
     if not isinstance(points, Tensor) or points.ndim != 2 or len(points) < 2 or not points.is_floating_point():
         raise ValueError(
-            "InterpolatedMetric.fit needs a pullback.Grid, or at least two codes as a floating-point tensor of shape (S, d). "
-            "Use pullback.Grid.around(codes)."
+            "InterpolatedMetric.fit needs a pullback.Grid, or at least two codes as a floating-point tensor of shape "
+            "(S, d). Use pullback.Grid.around(codes)."
         )
     return points.detach()
 
@@ -236,8 +238,8 @@ def _evaluate(metric: Metric, z: Tensor) -> Tensor:
     bad = ~torch.isfinite(tensors).flatten(1).all(1)
     if bad.any():
         raise ValueError(
-            f"The exact metric is not finite at {int(bad.sum())} of {len(z)} points, the first {z[bad][0].tolist()}. Fit to "
-            "points where the decoder is defined: a smaller grid, or codes."
+            f"The exact metric is not finite at {int(bad.sum())} of {len(z)} points, the first {z[bad][0].tolist()}. "
+            "Fit to points where the decoder is defined: a smaller grid, or codes."
         )
     return tensors
 

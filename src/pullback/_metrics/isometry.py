@@ -1,12 +1,12 @@
 r"""Second derivatives of decoders whose family has an isometric root.
 
-Where the root of the information is the derivative of the family's embedding, :math:`D\phi = R(\eta)\,D\eta`, the embedding itself
-need not be differentiated. Its second derivative along v and w is
+Where the root of the information is the derivative of the family's embedding, :math:`D\phi = R(\eta)\,D\eta`, the
+embedding itself need not be differentiated. Its second derivative along v and w is
 
 .. math:: \phi''[v, w] = R(\eta)\,\eta''[v, w] + \big(\partial_{D\eta\,w} R\big)(\eta)\; D\eta\,v ,
 
-so that only the coordinates :math:`\eta` go through torch's higher derivatives, and what the family makes of them is one step.
-That is several times faster: the last layer of a decoder is linear, and families are not.
+so that only the coordinates :math:`\eta` go through torch's higher derivatives, and what the family makes of them is
+one step. That is several times faster: the last layer of a decoder is linear, and families are not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def separable(info: Information) -> bool:
 
 
 def isometric_jet(metric: Metric, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """The Jacobian ``(d, *batch, K)`` of the embedding and its second derivatives along ``v`` and ``w``, ``(m, *batch, K)``; constants."""
+    """The Jacobian ``(d, *batch, K)`` of the embedding and its second derivatives along ``v`` and ``w``,
+    ``(m, *batch, K)``; constants."""
     n, known = z.ndim - 1, []
 
     def flat(x: Tensor) -> tuple[Tensor]:

@@ -1,10 +1,12 @@
-r"""Means of tabulated values with Gaussian weights, :math:`\sum_s w_s(z) f_s / \sum_s w_s(z)`, :math:`w_s = e^{-|z - z_s|^2 / 2\sigma^2}`.
+r"""Means of tabulated values with Gaussian weights, :math:`\sum_s w_s(z) f_s / \sum_s w_s(z)`,
+:math:`w_s = e^{-|z - z_s|^2 / 2\sigma^2}`.
 
-The weights are a softmax of the exponents: far from all points, where every :math:`w_s` underflows, the mean tends to the value at
-the nearest of them.
+The weights are a softmax of the exponents: far from all points, where every :math:`w_s` underflows, the mean tends to
+the value at the nearest of them.
 
 On a grid the Gaussian is a product over the axes, and so are the normalized weights: the sum over all nodes is one
-weighted sum per axis. Nodes further than eight bandwidths weigh less than rounding, so only a window around each code is read.
+weighted sum per axis. Nodes further than eight bandwidths weigh less than rounding, so only a window around each code
+is read.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class KernelMean(abc.ABC):
         """The means ``(n, k)`` at codes ``(n, d)``, all at once."""
 
     def __call__(self, z: Tensor) -> Tensor:
-        """The means ``(n, k)`` at codes ``(n, d)``, in chunks of bounded memory; they have the dtype and device of the codes."""
+        """The means ``(n, k)`` at codes ``(n, d)``, in bounded memory, of the dtype and device of the codes."""
         parts = [self.at(some) for some in z.split(max(1, _AT_ONCE // self.size))]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -63,7 +65,7 @@ class PointMean(KernelMean):
 
 @dataclass(frozen=True, eq=False)
 class GridMean(KernelMean):
-    """Values at the nodes of a grid with the given lowest corner, spacings ``(d,)`` and counts, the last axis fastest."""
+    """Values at the nodes of a grid with the given lowest corner, spacings and counts, the last axis fastest."""
 
     corner: Tensor
     spacing: Tensor

@@ -27,18 +27,19 @@ class ScoreMetric(Metric):
 
     .. math:: M(z) = E_{x \sim p_z}[s s^\top] \approx \frac1S \sum_{x} s s^\top, \qquad s = \nabla_z \log p_z(x).
 
-    Needs nothing but ``sample`` and ``log_prob``. Positive semi-definite by construction, and unbiased; its relative error is of
-    the order ``1 / √num_samples`` for one feature and averages out over many. Scores of independent features are squared
-    before they are summed (their products have mean zero), which leaves less noise. Every code gets the same noise, so M is
-    a function of z alone. That this is the pulled-back metric is Proposition 3.3 of Arvanitidis et al. 2022.
+    Needs nothing but ``sample`` and ``log_prob``. Positive semi-definite by construction, and unbiased; its relative
+    error is of the order ``1 / √num_samples`` for one feature and averages out over many. Scores of independent
+    features are squared before they are summed (their products have mean zero), which leaves less noise. Every code
+    gets the same noise, so M is a function of z alone. That this is the pulled-back metric is Proposition 3.3 of
+    Arvanitidis et al. 2022.
 
-    `ds2` is :math:`\frac12 \Delta^\top (M(a) + M(b)) \Delta` with :math:`\Delta = b - a`: it sees the two ends of a step, not what lies between.
+    `ds2` is :math:`\frac12 \Delta^\top (M(a) + M(b)) \Delta` with :math:`\Delta = b - a`: it sees the two ends of a
+    step, not what lies between.
 
-    **Arguments:**
-
-    - `decoder`: maps codes ``(N, d)`` to a distribution whose batch shape starts with ``N``.
-    - `num_samples`: samples of every code.
-    - `random_state`: fixes the noise; with a seed, the caller's random state is untouched.
+    Args:
+        decoder: maps codes ``(N, d)`` to a distribution whose batch shape starts with ``N``.
+        num_samples: samples of every code.
+        random_state: fixes the noise; with a seed, the caller's random state is untouched.
     """
 
     decoder: Decoder

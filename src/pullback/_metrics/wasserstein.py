@@ -23,10 +23,9 @@ class WassersteinMetric(Metric):
 
     Takatsu, "Wasserstein geometry of Gaussian measures" (2011). `ds2` is the squared Wasserstein distance itself.
 
-    **Arguments:**
-
-    - `decoder`: maps codes ``(N, d)`` to Normal, MultivariateNormal or LowRankMultivariateNormal distributions, or to
-      `Independent` or `pullback.Product` ones made of these.
+    Args:
+        decoder: maps codes ``(N, d)`` to Normal, MultivariateNormal or LowRankMultivariateNormal distributions, or to
+            `Independent` or `pullback.Product` ones made of these.
     """
 
     decoder: Decoder

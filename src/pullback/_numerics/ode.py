@@ -2,14 +2,14 @@ r"""A batched adaptive Runge-Kutta integrator: every trajectory keeps its own cl
 
 Geodesics of one batch need very different step sizes: one crosses a flat region in three steps while its neighbor runs
 along a wall and needs three hundred. An integrator with one step size for the whole batch makes all of them take three
-hundred, and its error estimate, averaged over the batch, lets the worst trajectory drift. Here the step size, the error test
-(maximum norm) and the end belong to each trajectory; those that finish or fail leave the batch, the rest go on.
+hundred, and its error estimate, averaged over the batch, lets the worst trajectory drift. Here the step size, the error
+test (maximum norm) and the end belong to each trajectory; those that finish or fail leave the batch, the rest go on.
 
-The method is of order eight, with error estimates of orders five and three and an interpolant of order seven: Dormand and
-Prince's pair in the form of Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I* (1993), II.5 and II.6;
-its coefficients are those of `scipy.integrate.DOP853`. At the tolerances geometry asks for (1e-9 to 1e-12) it needs a third
-to a sixth of the evaluations of their pair of orders five and four. The field is autonomous and time runs from 0 to 1: time
-and per-trajectory constants, where needed, are components of the state.
+The method is of order eight, with error estimates of orders five and three and an interpolant of order seven: Dormand
+and Prince's pair in the form of Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I* (1993), II.5
+and II.6; its coefficients are those of `scipy.integrate.DOP853`. At the tolerances geometry asks for (1e-9 to 1e-12) it
+needs a third to a sixth of the evaluations of their pair of orders five and four. The field is autonomous and time runs
+from 0 to 1: time and per-trajectory constants, where needed, are components of the state.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def integrate(
     Differentiable: the steps taken are ordinary operations; their sizes are constants.
 
     Args:
-        field: maps states ``(m, k)`` to velocities ``(m, k)`` for any subset of ``m`` trajectories. Where a velocity is not
-            finite the step is shortened, so a field may return NaN outside its domain.
+        field: maps states ``(m, k)`` to velocities ``(m, k)`` for any subset of ``m`` trajectories. Where a velocity is
+            not finite the step is shortened, so a field may return NaN outside its domain.
         y: states at time 0.
         rtol: the estimated local error of every component stays below ``atol + rtol |y|``.
         atol: one number, or one per trajectory of shape ``(n,)``.
@@ -115,8 +115,9 @@ def integrate(
 class _Batch:
     """The trajectories still under way.
 
-    Their row, time, next step size, tolerances, state, velocity, counts; and of attempts that failed in a row: the last step size,
-    its error over the tolerance (infinite if the last attempt succeeded), and how many failed without getting better.
+    Their row, time, next step size, tolerances, state, velocity, counts; and of attempts that failed in a row: the last
+    step size, its error over the tolerance (infinite if the last attempt succeeded), and how many failed without
+    getting better.
     """
 
     rows: Tensor
@@ -147,8 +148,9 @@ class _Batch:
     def after(self, h: Tensor, ratio: Tensor, accept: Tensor, kinked_rtol: float | None) -> dict[str, Tensor]:
         """What the last attempt says about kinks: tolerances, and the record of failed attempts.
 
-        A shorter step over a smooth field has an error smaller by its eighth power. Where it is not smaller by its square, twice in
-        a row, the field jumps, and from there on the trajectory is followed with the tolerance `kinked_rtol`.
+        A shorter step over a smooth field has an error smaller by its eighth power. Where it is not smaller by its
+        square, twice in a row, the field jumps, and from there on the trajectory is followed with the tolerance
+        `kinked_rtol`.
         """
         failed = ~accept & torch.isfinite(ratio)
         stuck = failed & (ratio > (h / self.failed_h).square() * self.failed_ratio)

@@ -25,7 +25,7 @@ def put(rows: Any, index: Tensor, other: Any) -> None:
 
 
 def merge(mask: Tensor, first: Rows, second: Rows) -> Rows:
-    """Curve by curve the first where the mask is true, else the second; keeps the device busy where indexing would wait."""
+    """Curve by curve the first where the mask is true, else the second, without waiting for the device."""
 
     def pick(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b)

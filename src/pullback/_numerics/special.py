@@ -116,9 +116,7 @@ def _debye(order: float, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _over_maximum(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """(x, scale) / max(x, scale). A function of x written in this pair has derivatives that cancel neither at 0 nor at
-    infinity.
-    """
+    """(x, scale) / max(x, scale). Functions of this pair have derivatives that cancel neither at 0 nor at infinity."""
     small, ones = x < scale, _affine(x, 0, 1)
     below = _affine(x, 1 / scale)
     return torch.where(small, below, ones), torch.where(small, ones, torch.where(small, ones, below).reciprocal())
@@ -182,7 +180,7 @@ def langevin(x: Tensor) -> Tensor:
 
 
 def langevin_slope(x: Tensor) -> Tensor:
-    r""":math:`L'(x) = 1/x^2 - 1/\sinh^2 x`, positive and even; four times the variance of the continuous Bernoulli law."""
+    r""":math:`L'(x) = 1/x^2 - 1/\sinh^2 x`, positive and even; four times the variance of a continuous Bernoulli."""
     small, inner, outer = _split(x)
     series = [(2 * n + 1) * r for n, r in enumerate(_langevin_series())]
     decay = torch.exp(-2 * outer.abs())
@@ -326,9 +324,7 @@ class _LogGamma(Function):
 
 
 def weighted_excess(weight: Tensor, other: Tensor, log_ratio: Tensor) -> Tensor:
-    r""":math:`p\, g(\log q - \log p) = q - p - p \log(q/p)`, also where q is many orders larger than p, or one of them
-    is 0.
-    """
+    r""":math:`p\, g(\log q - \log p) = q - p - p \log(q/p)`, also where q ≫ p, or one of them is 0."""
     impossible = (weight == 0) & (other == 0)
     x = torch.where(impossible, 0, log_ratio).clamp_max(torch.finfo(log_ratio.dtype).max)
     return torch.where(x > 1, other - weight - weight * x, weight * excess(x.clamp_max(1)))

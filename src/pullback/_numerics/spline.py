@@ -5,11 +5,11 @@ With :math:`m_i` the slope at knot i, per step of the index, the pieces are cubi
 
 .. math:: m_{i-1} + 4 m_i + m_{i+1} = 3 (y_{i+1} - y_{i-1}),
 
-and the not-a-knot condition at an end is :math:`m_0 + 2 m_1 = (-5 y_0 + 4 y_1 + y_2) / 2`. Without the two end slopes the
-system is tridiagonal, symmetric and positive definite, with :math:`2, 4, \dots, 4, 2` on its diagonal. Both sweeps of its
-factorization are recurrences :math:`x_i \leftarrow x_i - l_i x_{i \pm 1}` whose factors shrink like
-:math:`(2 - \sqrt 3)^k`, so that a few doublings of the distance sum them up to rounding, all curves at once.
-See de Boor 1978, *A Practical Guide to Splines*, chapter IV.
+and the not-a-knot condition at an end is :math:`m_0 + 2 m_1 = (-5 y_0 + 4 y_1 + y_2) / 2`. Without the two end slopes
+the system is tridiagonal, symmetric and positive definite, with :math:`2, 4, \dots, 4, 2` on its diagonal. Both sweeps
+of its factorization are recurrences :math:`x_i \leftarrow x_i - l_i x_{i \pm 1}` whose factors shrink like
+:math:`(2 - \sqrt 3)^k`, so that a few doublings of the distance sum them up to rounding, all curves at once. See de
+Boor 1978, *A Practical Guide to Splines*, chapter IV.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _from_right(p: Tensor, q: Tensor, u: Tensor, v: Tensor, y: Tensor) -> Tensor
 
 
 def refine(nodes: Tensor, factor: int) -> Tensor:
-    """Points of the splines through ``nodes (*batch, n, d)`` on `factor` times as many segments, the nodes among them."""
+    """Points of the splines through ``nodes (*batch, n, d)`` on `factor` times as many segments, the nodes included."""
     x = torch.arange(factor, dtype=nodes.dtype, device=nodes.device)[:, None] / factor
     slope = slopes(nodes)[..., None, :]
     values = nodes[..., None, :]

@@ -1,9 +1,9 @@
 r"""Block-tridiagonal positive-definite systems, a batch at a time, by cyclic reduction.
 
-The Hessian of a discrete curve energy couples neighboring nodes only. Cyclic reduction eliminates every other node at once,
-which halves the chain: :math:`\log_2 n` rounds of small batched Cholesky factorizations instead of ``n`` sequential ones. The
-matrix is positive definite exactly if every pivot block met on the way is, so the factorization certifies a strict minimum. A
-chain of few unknowns is solved at once, as a dense matrix: fewer calls, and no more work.
+The Hessian of a discrete curve energy couples neighboring nodes only. Cyclic reduction eliminates every other node at
+once, which halves the chain: :math:`\log_2 n` rounds of small batched Cholesky factorizations instead of ``n``
+sequential ones. The matrix is positive definite exactly if every pivot block met on the way is, so the factorization
+certifies a strict minimum. A chain of few unknowns is solved at once, as a dense matrix: fewer calls, and no more work.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _reduce(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, Tenso
 
 
 def _solve_blocks(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """``a⁻¹ b`` for small positive-definite blocks, and whether each is; unrolled on accelerators, LAPACK on the CPU."""
+    """``a⁻¹ b`` for small positive-definite blocks, and whether each is; unrolled on accelerators."""
     if a.device.type == "cpu":
         factor, info = torch.linalg.cholesky_ex(a)
         return torch.cholesky_solve(b, factor), info == 0

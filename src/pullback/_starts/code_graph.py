@@ -23,9 +23,9 @@ _SUBSTEPS = 4  # sub-steps of a typical edge
 class CodeGraph(Graph):
     """A graph that joins every code to its nearest codes; make one with `CodeGraph.fit`.
 
-    Its paths stay where data are, so they start a solver well where the decoder is uncertain elsewhere. They zigzag from
-    code to code: their lengths are a few per cent too long in 2 dimensions and tens of per cent in 8, which matters little
-    for a start. In 2 and 3 dimensions `Lattice` is finer.
+    Its paths stay where data are, so they start a solver well where the decoder is uncertain elsewhere. They zigzag
+    from code to code: their lengths are a few per cent too long in 2 dimensions and tens of per cent in 8, which
+    matters little for a start. In 2 and 3 dimensions `Lattice` is finer.
     """
 
     @classmethod

@@ -1,12 +1,12 @@
 r"""Global starts: shortest paths in a graph whose edges carry Riemannian lengths.
 
-A geodesic solver walks downhill from its start and ends in the valley it started in. A graph over the latent space sees all
-valleys at once: its nodes are codes, the weight of an edge is the length of the straight piece between them,
-:math:`\sum_j \sqrt{\mathrm{ds}^2}` over sub-steps so short that no edge hops over a wall, and Dijkstra's algorithm finds the best
-route exactly. A graph is built once and serves thousands of pairs; each distinct start costs one search.
+A geodesic solver walks downhill from its start and ends in the valley it started in. A graph over the latent space sees
+all valleys at once: its nodes are codes, the weight of an edge is the length of the straight piece between them,
+:math:`\sum_j \sqrt{\mathrm{ds}^2}` over sub-steps so short that no edge hops over a wall, and Dijkstra's algorithm
+finds the best route exactly. A graph is built once and serves thousands of pairs; each distinct start costs one search.
 
-A weight is a *length*. Squared lengths (energies, KL divergences) would reward many small steps, and lengths divided by the
-Euclidean step would not add up along a path.
+A weight is a *length*. Squared lengths (energies, KL divergences) would reward many small steps, and lengths divided by
+the Euclidean step would not add up along a path.
 """
 
 from __future__ import annotations
@@ -45,13 +45,12 @@ class Graph(abc.ABC):
 
     Made by `Lattice.fit` or `CodeGraph.fit`, passed as ``init=`` to `pullback.geodesic`.
 
-    **Attributes:**
-
-    - `metric`: what measured the edges.
-    - `nodes`: codes, shape ``(N, d)``.
-    - `weights`: symmetric sparse matrix of edge lengths.
-    - `spacing`: Euclidean length of the longest sub-step in which an edge to an end point is measured.
-    - `num_links`: how many of its nearest nodes an end point is joined to.
+    Attributes:
+        metric: what measured the edges.
+        nodes: codes, shape ``(N, d)``.
+        weights: symmetric sparse matrix of edge lengths.
+        spacing: Euclidean length of the longest sub-step in which an edge to an end point is measured.
+        num_links: how many of its nearest nodes an end point is joined to.
     """
 
     metric: Metric
@@ -68,7 +67,7 @@ class Graph(abc.ABC):
     def distances(
         self, a: Float[Tensor, "*batch d"] | Array, b: Float[Tensor, "*batch d"] | Array
     ) -> Float[Tensor, "*batch"]:
-        """Lengths of the shortest paths in the graph, measured in sub-steps: upper bounds of the distances, to their resolution.
+        """Lengths of the shortest paths in the graph, in sub-steps: upper bounds of the distances.
 
         ``inf`` where no path exists (an end point decodes to NaN), NaN where an end point is not finite.
         """
@@ -84,8 +83,8 @@ class Graph(abc.ABC):
     ) -> Float[Tensor, "*batch n d"]:
         """Shortest paths in the graph, from exactly a to exactly b, in `num_points` points.
 
-        The points are equally spaced in arc length, nine parts Riemannian and one part Euclidean, so that no two coincide
-        where the metric vanishes. A straight line where no path exists.
+        The points are equally spaced in arc length, nine parts Riemannian and one part Euclidean, so that no two
+        coincide where the metric vanishes. A straight line where no path exists.
         """
         a, b = codes_for(self.metric, a, b)
         start, stop = self._check(a), self._check(b)
@@ -119,7 +118,8 @@ class Graph(abc.ABC):
 
     @staticmethod
     def load(metric: Metric, file: str | PathLike[str], *, device: torch.device | str = "cpu") -> Graph:
-        """Reads a saved graph, and warns if the metric measures some of its edges differently than the one it was built with."""
+        """Reads a saved graph, and warns if the metric measures some of its edges differently than the one it was built
+        with."""
         with np.load(file, allow_pickle=False) as stored:
             kinds = {cls.__name__: cls for cls in Graph.__subclasses__()}
             nodes = torch.from_numpy(stored["nodes"]).to(device)
@@ -133,12 +133,13 @@ class Graph(abc.ABC):
     def _check(self, z: Tensor) -> Tensor:
         if z.shape[-1] != self.nodes.shape[1]:
             raise ValueError(
-                f"The graph lies in {self.nodes.shape[1]} dimensions and an end point in {z.shape[-1]}. Fit the graph on "
-                "codes of the same model."
+                f"The graph lies in {self.nodes.shape[1]} dimensions and an end point in {z.shape[-1]}. Fit the graph "
+                "on codes of the same model."
             )
         if z.device != self.nodes.device:
             raise ValueError(
-                f"The graph is on {self.nodes.device} and the end points on {z.device}. Fit or load it there, or move them."
+                f"The graph is on {self.nodes.device} and the end points on {z.device}. Fit or load it there, or move "
+                "them."
             )
         return z.detach().reshape(-1, z.shape[-1])
 
@@ -172,7 +173,7 @@ class Graph(abc.ABC):
         return Links(nodes, np.nan_to_num(lengths, nan=np.inf))
 
     def _direct(self, ends: Tensor, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """Lengths of the straight lines between end points a few nodes apart, where the detour to the nodes counts; else inf."""
+        """Lengths of straight lines between end points a few nodes apart, where the detour counts; else inf."""
         length = np.full(len(source), np.inf)
         apart = (ends[target] - ends[source]).norm(dim=-1).cpu().numpy()
         near = np.flatnonzero(apart <= _DIRECT_STEPS * self.spacing)
@@ -207,7 +208,7 @@ def symmetric(row: np.ndarray, column: np.ndarray, weight: np.ndarray, n: int) -
 
 
 def edge_lengths(metric: Metric, a: Tensor, b: Tensor, spacing: float) -> np.ndarray:
-    """Lengths of straight pieces, summed over sub-steps no longer than `spacing` (32 at most); NaN where decoding fails."""
+    """Lengths of straight pieces in sub-steps no longer than `spacing` (32 at most); NaN where decoding fails."""
     begin, end = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
     needed = ((end - begin).norm(dim=-1) / spacing).log2().ceil().clamp(0, np.log2(_MAX_SUBSTEPS))
     lengths = begin.new_zeros(len(begin))
@@ -248,7 +249,7 @@ def _check_probe(graph: Graph, pairs: np.ndarray, expected: np.ndarray, file: ob
         ) from error
     if not np.allclose(measured, expected, rtol=1e-2, equal_nan=True):
         warnings.warn(
-            f"The metric measures the edges of {file} differently than the one the graph was fitted with, so its paths are "
-            "no longer shortest. Fit it again with this metric.",
+            f"The metric measures the edges of {file} differently than the one the graph was fitted with, so its paths "
+            "are no longer shortest. Fit it again with this metric.",
             stacklevel=3,
         )

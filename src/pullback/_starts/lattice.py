@@ -1,13 +1,14 @@
 r"""A regular grid of the latent space as a graph, in 2 and 3 dimensions.
 
-Paths on a grid can only run along its edges. With edges to a stencil S of neighbors, the shortest path in a flat space is
-longer than the straight line by at most :math:`1/r - 1`, with r the radius of the largest ball in the convex hull of the unit
-vectors :math:`s/|s|`. The stencils here keep that below 2 %: 32 neighbors in the plane (1.3 %), 218 in space (1.7 %).
+Paths on a grid can only run along its edges. With edges to a stencil S of neighbors, the shortest path in a flat space
+is longer than the straight line by at most :math:`1/r - 1`, with r the radius of the largest ball in the convex hull of
+the unit vectors :math:`s/|s|`. The stencils here keep that below 2 %: 32 neighbors in the plane (1.3 %), 218 in space
+(1.7 %).
 
-Edges are measured in sub-steps of about one cell. The points between are shared by many edges: their positions modulo the
-grid take only a few values, so some shifted grids are decoded, once each, instead of the interior of every edge. Edges of as
-many sub-steps are measured in one sweep, which keeps a window of a few rows of its shifted grids: 9 grids in all sweeps in the
-plane, 43 in space.
+Edges are measured in sub-steps of about one cell. The points between are shared by many edges: their positions modulo
+the grid take only a few values, so some shifted grids are decoded, once each, instead of the interior of every edge.
+Edges of as many sub-steps are measured in one sweep, which keeps a window of a few rows of its shifted grids: 9 grids
+in all sweeps in the plane, 43 in space.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Residue = tuple[Fraction, ...]
 
 
 def stencil(d: int) -> list[Offset]:
-    """Offsets to the neighbors of a node, one of each pair of opposite ones: the first non-zero coordinate is positive."""
+    """Offsets to the neighbors of a node, one of two opposite ones: the first non-zero coordinate is positive."""
     signs = list(itertools.product((1, -1), repeat=d))
     signed = {
         tuple(x * s for x, s in zip(order, sign, strict=True))
@@ -74,9 +75,9 @@ class Lattice(Graph):
         Args:
             metric: what measures the edges, and later the links to end points.
             codes: latent codes of the data, in 2 or 3 dimensions.
-            num_nodes: about how many nodes the grid has, by default 25,600 in the plane and 13,824 in space; 230,400 in the
-                plane where the embedding of a code is at most 64 numbers, because valleys narrower than a cell are lost. A metric
-                with an embedding decodes 9 codes a node in the plane and 43 in space.
+            num_nodes: about how many nodes the grid has, by default 25,600 in the plane and 13,824 in space; 230,400 in
+                the plane where the embedding of a code is at most 64 numbers, because valleys narrower than a cell are
+                lost. A metric with an embedding decodes 9 codes a node in the plane and 43 in space.
             margin: how far the grid reaches beyond the codes, as a share of their largest extent.
         """
         codes = check_codes(metric, codes)

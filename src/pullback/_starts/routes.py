@@ -1,4 +1,4 @@
-"""Shortest routes between end points that lie beside a graph's nodes: Dijkstra's algorithm, one search for each source."""
+"""Shortest routes between end points that lie beside a graph's nodesby Dijkstra's algorithm."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Routes:
     ) -> Routes:
         """One Dijkstra search for each distinct source.
 
-        Sources are appended as nodes that can be left but not entered, and targets are not part of the graph at all, so the
-        route of a pair does not depend on the other pairs.
+        Sources are appended as nodes that can be left but not entered, and targets are not part of the graph at all, so
+        the route of a pair does not depend on the other pairs.
         """
         starts, tree = np.unique(source, return_inverse=True)
         num_nodes = len(weights.indptr) - 1
@@ -55,7 +55,7 @@ class Routes:
         return cls(np.minimum(total, direct), last, tree, distance, before)
 
     def trace(self, chosen: np.ndarray, nodes: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Corners ``(B, h, d)`` of the chosen routes from a to b, and the lengths ``(B, h - 1)`` of the pieces between them.
+        """Corners ``(B, h, d)`` of the chosen routes from a to b, and the lengths ``(B, h - 1)`` of their pieces.
 
         Routes have different numbers of corners; the shorter ones begin with copies of a.
         """

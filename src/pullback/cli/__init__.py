@@ -1,8 +1,8 @@
 """The command line: ``pullback COMMAND ...``.
 
-Each command is a module of this package with a function ``main(arguments)``, which reads its own options. Only the module that
-was asked for is imported, so that ``pullback --help`` waits for none of them. To add a command, add its module here and a line
-to `COMMANDS`.
+Each command is a module of this package with a function ``main(arguments)``, which reads its own options. Only the
+module that was asked for is imported, so that ``pullback --help`` waits for none of them. To add a command, add its
+module here and a line to `COMMANDS`.
 """
 
 from __future__ import annotations

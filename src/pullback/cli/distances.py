@@ -18,15 +18,15 @@ from pullback.cli._own import own
 
 @dataclass(frozen=True)
 class Options:
-    """Geodesic distances of all pairs of codes, in a zarr store. A run that was stopped goes on when it is called again.
+    """Geodesic distances of all pairs of codes, in a zarr store. A run that was stopped goes on when called again.
 
-    With --neighbors the k nearest neighbors of every code instead: OUT/neighbors.npz is a sparse matrix of their distances, for
-    scipy.sparse.load_npz.
+    With --neighbors the k nearest neighbors of every code instead: OUT/neighbors.npz is a sparse matrix of their
+    distances, for scipy.sparse.load_npz.
     """
 
     decoder: tyro.conf.Positional[str]
-    """MODULE:NAME of a function without arguments that makes a decoder or a metric, or of either itself. The module is looked
-    for in this folder first."""
+    """MODULE:NAME of a function without arguments that makes a decoder or a metric, or of either itself. The module is
+    looked for in this folder first."""
     codes: Path
     """File of the codes (n, d), written by numpy.save."""
     out: Path

@@ -1,7 +1,7 @@
 """``pullback reproduce NAME`` runs an experiment of the paper, ``pullback reproduce all`` all of them.
 
-Every experiment is a module of `pullback.experiments` with ``Settings``, ``PAPER`` and ``run``. Its settings become its options.
-Only the module that was asked for is imported.
+Every experiment is a module of `pullback.experiments` with ``Settings``, ``PAPER`` and ``run``. Its settings become its
+options. Only the module that was asked for is imported.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def reproduce(
 ) -> None:
     """Runs an experiment of Arvanitidis et al. 2022 and writes its figures, its numbers and its trained weights.
 
-    Every experiment has further options: ``pullback reproduce toy --help`` lists them. The second run of an experiment finds
-    its weights and does not train again.
+    Every experiment has further options: ``pullback reproduce toy --help`` lists them. The second run of an experiment
+    finds its weights and does not train again.
 
     Args:
         experiment: the name of one, or all of them with a report in one page, report.html.
@@ -111,7 +111,8 @@ def _print(report: Report, file: Path) -> None:
     for finding in report.findings:
         deviation = f" ({finding.deviation})" if finding.deviation else ""
         print(
-            f"- {finding.claim} [{finding.where}]: {finding.verdict}. {finding.ours}{deviation}. Paper: {finding.paper}."
+            f"- {finding.claim} [{finding.where}]: {finding.verdict}. {finding.ours}{deviation}. Paper: "
+            f"{finding.paper}."
         )
     for table in report.tables:
         print(f"\n{table}")

@@ -1,7 +1,8 @@
 """Loaders for the data of the paper's experiments: handwritten ones, a walking person, movies seen.
 
-Each takes ``path=`` to files of your own, else looks under the folder that ``PULLBACK_DATA`` names, else downloads and checks the SHA-256, else
-falls back on a stand-in that needs nothing. What comes back says which it was: ``source`` is a sentence, ``standin`` a flag.
+Each takes ``path=`` to files of your own, else looks under the folder that ``PULLBACK_DATA`` names, else downloads and
+checks the SHA-256, else falls back on a stand-in that needs nothing. What comes back says which it was: ``source`` is a
+sentence, ``standin`` a flag.
 """
 
 from pullback.data._bvh import read_bvh as read_bvh

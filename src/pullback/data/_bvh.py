@@ -1,9 +1,10 @@
 """BVH files: a hierarchy of joints with offsets and channels, then one row of channels for each frame.
 
-A bone leads from a joint to a child that has an offset, and turns with the joint. Where all children of a joint have offset 0, as for the
-joints of several children in Hahne's conversion of the CMU database, the length and direction of its bone are lost, but not its rotation:
-such a bone is kept with a rest direction by convention, and is marked as inferred. With the names of the conversion, the bones
-get the names and the order that the database's own ASF files give them.
+A bone leads from a joint to a child that has an offset, and turns with the joint. Where all children of a joint have
+offset 0, as for the joints of several children in Hahne's conversion of the CMU database, the length and direction of
+its bone are lost, but not its rotation: such a bone is kept with a rest direction by convention, and is marked as
+inferred. With the names of the conversion, the bones get the names and the order that the database's own ASF files give
+them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def read_bvh(path: Path, *, drop_tpose: bool = True) -> Motion:
 
     Args:
         path: the file, gzipped or not.
-        drop_tpose: leave out the first frame if it is a T-pose that a converter put there: all its angles are whole degrees.
+        drop_tpose: leave out the first frame if it is a T-pose that a converter put there: all its angles are whole
+            degrees.
     """
     with reading(path, "a BVH file"):
         head, mark, tail = read_bytes(path).decode("utf-8", "replace").partition("MOTION")

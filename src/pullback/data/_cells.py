@@ -1,8 +1,8 @@
 r"""Simulated cells: counts of genes while stem cells become one of two kinds.
 
-Every cell has a time in [0, 1] and a branch. Genes belong to programs: some fall with time, some rise on one branch only, most do not change.
-Counts are negative binomial around the program's mean times the depth at which the cell was sequenced. There is no real cell in it; it has the
-shape of single-cell data, and the truth is known.
+Every cell has a time in [0, 1] and a branch. Genes belong to programs: some fall with time, some rise on one branch
+only, most do not change. Counts are negative binomial around the program's mean times the depth at which the cell was
+sequenced. There is no real cell in it; it has the shape of single-cell data, and the truth is known.
 """
 
 from __future__ import annotations

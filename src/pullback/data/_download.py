@@ -1,7 +1,7 @@
 """Downloads that are checked and never half kept.
 
-`pooch <https://www.fatiando.org/pooch>`_ downloads and keeps the cache: a file enters it, by a rename, only once its SHA-256 is the
-known one. A broken connection is tried again, at the next address if there is one.
+`pooch <https://www.fatiando.org/pooch>`_ downloads and keeps the cache: a file enters it, by a rename, only once its
+SHA-256 is the known one. A broken connection is tried again, at the next address if there is one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Remote:
 
 @dataclass(frozen=True)
 class Collection:
-    """Files that make up a data set, the cache's folder for them, and what users are told: the origin and the license."""
+    """Files that make up a data set, the cache's folder for them, and what users are told: the origin and the
+    license."""
 
     folder: str
     origin: str
@@ -48,7 +49,8 @@ class Collection:
 
 
 def fetch(collection: Collection, *, download: bool) -> Path | None:
-    """The folder of the files, or the file if it is only one; None if they are not in the cache and cannot be downloaded."""
+    """The folder of the files, or the file if it is only one; None if they are not in the cache and cannot be
+    downloaded."""
     try:
         pooch = _pooch()
     except ImportError:
@@ -70,7 +72,8 @@ def fetch(collection: Collection, *, download: bool) -> Path | None:
 
 
 def _pooch() -> ModuleType:
-    """The package, imported without the warning that its progress bars give in a notebook where ipywidgets is missing."""
+    """The package, imported without the warning that its progress bars give in a notebook where ipywidgets is
+    missing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import pooch
@@ -82,7 +85,8 @@ def _is_cached(file: Path, remote: Remote) -> bool:
 
 
 def _retrieve(remote: Remote, cache: Path) -> None:
-    """Tries the addresses in turn, and all of them again; raises `OSError` if none answers, `DataError` for another file."""
+    """Tries the addresses in turn, and all of them again; raises `OSError` if none answers, `DataError` for another
+    file."""
     pooch = _pooch()
     unreachable, wrong = None, None
     for url in remote.urls * ATTEMPTS:
@@ -96,7 +100,8 @@ def _retrieve(remote: Remote, cache: Path) -> None:
             wrong = error
     if wrong is not None:
         raise DataError(
-            f"What came from {' and '.join(remote.urls)} is not {remote.name}: its SHA-256 differs from {remote.sha256}. "
-            "Nothing was kept. Try again, pass path= a file of your own, or download=False to do without."
+            f"What came from {' and '.join(remote.urls)} is not {remote.name}: its SHA-256 differs from "
+            f"{remote.sha256}. Nothing was kept. Try again, pass path= a file of your own, or download=False to do "
+            "without."
         ) from wrong
     raise unreachable or OSError(f"{remote.name} has no address")

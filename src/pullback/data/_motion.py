@@ -18,11 +18,12 @@ from pullback.data._kinematics import Motion, Skeleton
 from pullback.data._source import announce, first_file, locate, open_npz
 
 BONES26 = tuple(name for name in BONES if name[1:] not in ("fingers", "thumb"))
-"""All bones but fingers and thumbs, which were not captured: one reading of the 26 bones of Arvanitidis et al. 2022, who name none."""
+"""All bones but fingers and thumbs, which were not captured: one reading of the 26 of Arvanitidis et al. 2022."""
 
 LICENSE = (
-    "The data used in this project was obtained from mocap.cs.cmu.edu. The database was created with funding from NSF EIA-0196217. "
-    "Free for research and within products; the data themselves may not be resold. BVH conversion by B. Hahne (cgspeed), without further restrictions."
+    "The data used in this project was obtained from mocap.cs.cmu.edu. The database was created with funding from NSF "
+    "EIA-0196217. Free for research and within products; the data themselves may not be resold. BVH conversion by B. "
+    "Hahne (cgspeed), without further restrictions."
 )
 MIRROR = "https://raw.githubusercontent.com/una-dinosauria/cmu-mocap/09a07f54f3bbb58797325f009282d0b2048a2871/data/"
 SHA256 = {
@@ -43,14 +44,15 @@ def motion(
     drop_tpose: bool = True,
     download: bool = True,
 ) -> Motion:
-    """A sequence of the CMU motion capture database, from ``path``, ``PULLBACK_DATA``, a download or, failing all, generated.
+    """A sequence of the CMU motion capture database, from ``path``, ``PULLBACK_DATA``, a download or, failing all,
+    generated.
 
     Every bone is a unit vector in each frame: the data of a decoder to products of von Mises-Fisher distributions.
 
     Args:
         path: a BVH file; an npz with ``directions`` and ``bones``; or a folder with one of these for ``sequence``.
-        sequence: subject and trial. ``"69_06"`` (walk and turn, repeated) is that of Arvanitidis et al. 2022; it, ``"69_01"`` (walk) and
-            ``"35_17"`` (run) can be downloaded.
+        sequence: subject and trial. ``"69_06"`` (walk and turn, repeated) is that of Arvanitidis et al. 2022; it,
+            ``"69_01"`` (walk) and ``"35_17"`` (run) can be downloaded.
         bones: the names of those to keep, such as `BONES26`; all 30 if not given.
         root_relative: give directions in the frame of the root, which removes where the walker is heading.
         drop_tpose: leave out the T-pose with which the BVH conversion of the database begins every file.
@@ -62,8 +64,8 @@ def motion(
     References:
         Carnegie Mellon University Graphics Lab Motion Capture Database, http://mocap.cs.cmu.edu.
 
-        M. Tournier, X. Wu, N. Courty, E. Arnaud, L. Reveret. Motion compression using principal geodesics analysis. Computer
-        Graphics Forum 28, 2009: poses as points on a product of spheres.
+        M. Tournier, X. Wu, N. Courty, E. Arnaud, L. Reveret. Motion compression using principal geodesics analysis.
+        Computer Graphics Forum 28, 2009: poses as points on a product of spheres.
     """
     find = _finder(sequence)
     found = locate(f"CMU motion {sequence}", path, find=find, collection=_collection(sequence), download=download)

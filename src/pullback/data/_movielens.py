@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Edition = Literal["latest-small", "25m"]
 
 LICENSE = (
-    "F. M. Harper and J. A. Konstan, The MovieLens datasets, ACM TiiS 5(4):19, 2015. For research, without endorsement by the University "
-    "of Minnesota and without commercial use; redistribution as the README of each edition says."
+    "F. M. Harper and J. A. Konstan, The MovieLens datasets, ACM TiiS 5(4):19, 2015. For research, without endorsement "
+    "by the University of Minnesota and without commercial use; redistribution as the README of each edition says."
 )
 HOST = "https://files.grouplens.org/datasets/movielens/"
 SHA256: dict[Edition, str] = {
@@ -78,8 +78,8 @@ class Filter:
         nobody = self.num_users is not None and self.num_users < 1
         if self.num_movies < 1 or not 0 <= self.min_seen <= self.max_seen or nobody:
             raise DataError(
-                f"num_movies={self.num_movies}, min_seen={self.min_seen}, max_seen={self.max_seen}, num_users={self.num_users} keep "
-                "nothing: give positive numbers with min_seen <= max_seen."
+                f"num_movies={self.num_movies}, min_seen={self.min_seen}, max_seen={self.max_seen}, "
+                f"num_users={self.num_users} keep nothing: give positive numbers with min_seen <= max_seen."
             )
 
 
@@ -94,16 +94,17 @@ def movielens(
     seed: int = 0,
     download: bool = True,
 ) -> Viewings:
-    """Who has seen which of the most rated movies, from ``path``, ``PULLBACK_DATA``, a download or, failing all, generated.
+    """Who has seen which of the most rated movies, from ``path``, ``PULLBACK_DATA``, a download or, failing all,
+    generated.
 
-    The preprocessing of Arvanitidis et al. 2022: the 60 most rated movies, then viewers who have seen 2 to 30 of them, at most
-    10,000. (The paper mentions the bounds three times, each a little differently; they are included here.)
+    The preprocessing of Arvanitidis et al. 2022: the 60 most rated movies, then viewers who have seen 2 to 30 of them,
+    at most 10,000. (The paper mentions the bounds three times, each a little differently; they are included here.)
 
     Args:
-        path: ``ratings.csv``, ``ratings.dat`` or ``u.data``; the folder or the zip archive of any edition with one of them; or an npz with
-            arrays ``user`` and ``movie``.
-        edition: ``"25m"`` is the paper's (262 MB), ``"latest-small"`` has 610 users (1 MB). If not given, the largest under
-            ``PULLBACK_DATA`` is taken, and the small one downloaded.
+        path: ``ratings.csv``, ``ratings.dat`` or ``u.data``; the folder or the zip archive of any edition with one of
+            them; or an npz with arrays ``user`` and ``movie``.
+        edition: ``"25m"`` is the paper's (262 MB), ``"latest-small"`` has 610 users (1 MB). If not given, the largest
+            under ``PULLBACK_DATA`` is taken, and the small one downloaded.
         num_movies: how many movies to keep; of those rated equally often, the ones added to MovieLens last.
         min_seen: viewers have seen at least so many of those movies,
         max_seen: and at most so many.
@@ -202,7 +203,8 @@ def _chosen(num_seen: np.ndarray, keep: Filter) -> np.ndarray:
     rows = np.flatnonzero((num_seen >= keep.min_seen) & (num_seen <= keep.max_seen))
     if not len(rows):
         raise DataError(
-            f"No viewer has seen {keep.min_seen} to {keep.max_seen} of the {keep.num_movies} most rated movies: widen min_seen and max_seen."
+            f"No viewer has seen {keep.min_seen} to {keep.max_seen} of the {keep.num_movies} most rated movies: widen "
+            "min_seen and max_seen."
         )
     if keep.num_users is None or len(rows) <= keep.num_users:
         return rows

@@ -1,7 +1,8 @@
 """Files of ratings, of every edition of MovieLens, read in pieces.
 
-Only two columns matter, who and which movie. They are whole numbers between separators, so a piece of the file is read as an array of bytes:
-where the separators are, then one digit of every row at a time. That is fast, and the 25 million ratings need no more memory than one piece.
+Only two columns matter, who and which movie. They are whole numbers between separators, so a piece of the file is read
+as an array of bytes: where the separators are, then one digit of every row at a time. That is fast, and the 25 million
+ratings need no more memory than one piece.
 """
 
 from __future__ import annotations

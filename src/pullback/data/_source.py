@@ -1,8 +1,9 @@
 """Where a data set comes from, in one place.
 
-Every loader asks the same four in turn and takes the first that answers: the ``path=`` of the caller; the folder that the environment
-variable ``PULLBACK_DATA`` names; a download, checked by its SHA-256 and kept in a cache; a stand-in, which needs nothing at all. Only the
-caller's own files are taken on trust. What was found says so in a sentence (`Found.source`), which loaders hand on with the data.
+Every loader asks the same four in turn and takes the first that answers: the ``path=`` of the caller; the folder that
+the environment variable ``PULLBACK_DATA`` names; a download, checked by its SHA-256 and kept in a cache; a stand-in,
+which needs nothing at all. Only the caller's own files are taken on trust. What was found says so in a sentence
+(`Found.source`), which loaders hand on with the data.
 """
 
 from __future__ import annotations

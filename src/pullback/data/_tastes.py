@@ -1,8 +1,8 @@
 r"""Viewers with tastes, for where there are no ratings.
 
-Movies and viewers have a place on a circle of genres, movies a popularity, viewers an appetite. A viewer has seen a movie with probability
-:math:`\mathrm{sigmoid}(\text{popularity} + \text{appetite} + s \cos(\text{difference of their angles}))`, so what there is to learn from the
-matrix is a circle with two further, weaker directions.
+Movies and viewers have a place on a circle of genres, movies a popularity, viewers an appetite. A viewer has seen a
+movie with probability :math:`\mathrm{sigmoid}(\text{popularity} + \text{appetite} + s \cos(\text{difference of their
+angles}))`, so what there is to learn from the matrix is a circle with two further, weaker directions.
 """
 
 from __future__ import annotations

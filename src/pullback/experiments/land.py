@@ -429,7 +429,8 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
             "Densities integrate to 1, and fits converge",
             "App. D.7",
             "not given",
-            f"{min(masses):.3f} to {max(masses):.3f}, by quadrature; not converged: {', '.join(map(str, failed)) or 'none'}",
+            f"{min(masses):.3f} to {max(masses):.3f}, by quadrature; not converged: "
+            f"{', '.join(map(str, failed)) or 'none'}",
             "not in the paper",
         ),
     ]

@@ -1,7 +1,7 @@
-"""Pictures of latent spaces, of two dimensions or of a plane in more. Importing this module imports matplotlib; nothing else in the core does.
+"""Pictures of latent spaces, of two dimensions or of a plane in more. Nothing else in the core imports matplotlib.
 
-Every function takes the axes to draw on (``ax=None`` makes new ones) and returns what it drew, so that colors, labels and
-limits stay the caller's to change.
+Every function takes the axes to draw on (``ax=None`` makes new ones) and returns what it drew, so that colors, labels
+and limits stay the caller's to change.
 """
 
 from __future__ import annotations
@@ -67,23 +67,26 @@ def latent(
 ) -> LatentPlot:
     r"""Draws a latent space: a background computed from the metric, and the codes on top of it.
 
-    More than two dimensions are shown by the plane through the mean of the codes along two directions, `axes`, onto which codes are
-    projected; `paths` drawn on the same matplotlib axes are projected alike.
+    More than two dimensions are shown by the plane through the mean of the codes along two directions, `axes`, onto
+    which codes are projected; `paths` drawn on the same matplotlib axes are projected alike.
 
     Args:
         metric: any `pullback.Metric`.
         codes: latent codes of shape ``(n, d)`` to scatter; needed for d > 2.
         background: ``"log_volume"`` (:math:`\\tfrac12 \\log\\det M`: bright where a small step changes the decoded
-            distribution much), ``"entropy"`` of the decoded distribution (summed over features), ``"support"`` (the squared
-            distance to the data of a `pullback.Extrapolated` decoder), or a function from codes ``(n, d)`` to values ``(n,)``.
+            distribution much), ``"entropy"`` of the decoded distribution (summed over features), ``"support"`` (the
+            squared distance to the data of a `pullback.Extrapolated` decoder), or a function from codes ``(n, d)`` to
+            values ``(n,)``.
         bounds: ``(left, right, bottom, top)``; by default the codes' extent with a margin of a quarter of it.
         resolution: pixels along the longer side. Each pixel is one decoded code.
-        clip: the share at each end of the color scale that saturates: of the pixels near codes, so that what lies far from the data
-            does not take the whole scale, or of all pixels without codes. Pixels that are not finite stay gray.
+        clip: the share at each end of the color scale that saturates: of the pixels near codes, so that what lies far
+            from the data does not take the whole scale, or of all pixels without codes. Pixels that are not finite stay
+            gray.
         cmap: colors of the background.
         colorbar: whether to draw a color bar.
-        axes: for d > 2 the two directions to show: ``"used"`` (those with most information, eigenvectors of the metric averaged
-            over the codes), ``"pca"`` (principal components of the codes), two dimensions such as ``(0, 3)``, or a tensor ``(2, d)``.
+        axes: for d > 2 the two directions to show: ``"used"`` (those with most information, eigenvectors of the metric
+            averaged over the codes), ``"pca"`` (principal components of the codes), two dimensions such as ``(0, 3)``,
+            or a tensor ``(2, d)``.
         ax: matplotlib axes; new ones by default.
     """
     ax = ax or plt.subplots(layout="compressed")[1]
@@ -112,8 +115,8 @@ def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style
     In more than two dimensions curves are projected onto the plane that `latent` has drawn on the same axes.
 
     Args:
-        curves: points of shape ``(*batch, n, d)``; or a `pullback.Geodesic` or a `pullback.Curve`, which is drawn through
-            `num_points` of its points.
+        curves: points of shape ``(*batch, n, d)``; or a `pullback.Geodesic` or a `pullback.Curve`, which is drawn
+            through `num_points` of its points.
         num_points: of each line.
         ax: matplotlib axes; new ones by default.
         **style: passed to `matplotlib.axes.Axes.plot`.
@@ -123,7 +126,8 @@ def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style
     points = points if plane is None or points.shape[-1] == 2 else plane.project(points)
     if points.ndim < 2 or points.shape[-1] != 2:
         raise ValueError(
-            f"paths draws curves of shape (*batch, n, 2), not {tuple(points.shape)}; in more dimensions draw pullback.plot.latent(metric, codes, ax=ax) first."
+            f"paths draws curves of shape (*batch, n, 2), not {tuple(points.shape)}; in more dimensions draw "
+            "pullback.plot.latent(metric, codes, ax=ax) first."
         )
     drawn = points.reshape(-1, *points.shape[-2:]).numpy()
     dashes = ["--" if leaves else "-" for leaves in _leaves_support(curves, len(drawn))]

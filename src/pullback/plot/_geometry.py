@@ -41,14 +41,17 @@ def fan(
 ) -> list[Line2D]:
     r"""Draws the geodesics of a given length that leave a point in all directions, a line each.
 
-    The directions are evenly spread in the angles of the metric at that point. A geodesic that cannot be continued ends there.
+    The directions are evenly spread in the angles of the metric at that point. A geodesic that cannot be continued ends
+    there.
 
-    **Arguments:**
-
-    - `metric`: any `pullback.Metric` on a two-dimensional latent space.
-    - `z`: the point, of shape ``(2,)``.
-    - `length`: of the geodesics, in the units of the metric.
-    - `style`: passed to `matplotlib.axes.Axes.plot`.
+    Args:
+        metric: any `pullback.Metric` on a two-dimensional latent space.
+        z: the point, of shape ``(2,)``.
+        length: of the geodesics, in the units of the metric.
+        num_directions: how many geodesics.
+        num_points: of each line.
+        ax: matplotlib axes; new ones by default.
+        **style: passed to `matplotlib.axes.Axes.plot`.
     """
     angle = 2 * torch.pi * torch.arange(num_directions, dtype=torch.float64) / num_directions
     v = length * _orthonormal(metric, z, torch.stack([angle.cos(), angle.sin()], -1))
@@ -66,16 +69,18 @@ def exponential_grid(
     ax: Axes | None = None,
     **style: Any,
 ) -> list[Line2D]:
-    r"""Draws the image of a square grid of tangents under :math:`\mathrm{Exp}_z`: normal coordinates around a point, one line per grid line.
+    r"""Draws the image of a square grid of tangents under :math:`\mathrm{Exp}_z`: normal coordinates around a point.
 
     Where lines cross that do not in the grid, the exponential map folds: beyond its cut locus.
 
-    **Arguments:**
-
-    - `metric`, `z`, `style`: as for `fan`.
-    - `length`: half the side of the square, in the units of the metric.
-    - `num_lines`: grid lines each way.
-    - `num_points`: points of a line, one geodesic each.
+    Args:
+        metric: as for `fan`.
+        z: the point, of shape ``(2,)``.
+        length: half the side of the square, in the units of the metric.
+        num_lines: grid lines each way.
+        num_points: points of a line, one geodesic each.
+        ax: matplotlib axes; new ones by default.
+        **style: as for `fan`.
     """
     across, along = (torch.linspace(-length, length, n, dtype=torch.float64) for n in (num_lines, num_points))
     square = torch.stack(torch.meshgrid(across, along, indexing="ij"), -1)
@@ -97,12 +102,14 @@ def indicatrices(
 ) -> PolyCollection:
     r"""Draws the circles :math:`\{z + v : v^\top M(z)\, v = r^2\}` of the metric: short where a step changes much.
 
-    **Arguments:**
-
-    - `metric`: any `pullback.Metric` on a two-dimensional latent space.
-    - `points`: where, ``(n, 2)``; by default on a regular grid within `bounds`, with `resolution` points along its longer side.
-    - `radius`: r; by default so that half of the ellipses would fit into their cells of the grid.
-    - `style`: passed to `matplotlib.collections.PolyCollection`.
+    Args:
+        metric: any `pullback.Metric` on a two-dimensional latent space.
+        points: where, ``(n, 2)``; by default on a regular grid.
+        bounds: of the grid, ``(left, right, bottom, top)``.
+        resolution: points of the grid along its longer side.
+        radius: r; by default so that half of the ellipses would fit into their cells of the grid.
+        ax: matplotlib axes; new ones by default.
+        **style: passed to `matplotlib.collections.PolyCollection`.
     """
     ax = ax or plt.subplots(layout="compressed")[1]
     left, right, bottom, top = bounds or extent(points)
@@ -138,16 +145,19 @@ def density(
 ) -> QuadContourSet:
     r"""Draws contours of a density: the smallest regions that hold given shares of its mass.
 
-    **Arguments:**
-
-    - `model`: a fitted estimator with `score_samples` on two-dimensional codes, such as `pullback.statistics.LAND`. If it has a `metric`, its
-      density is one with respect to the Riemannian volume, unless its `base_measure` says dz.
-    - `codes`, `bounds`: what to draw, as in `latent`; codes are not drawn. By default the codes that the model was fitted to.
-    - `resolution`: evaluations along the longer side. A `LAND` solves for a shortest path from each of its means at each.
-    - `masses`: shares of the mass within the picture, one contour each.
-    - `lebesgue`: whether to draw the density with respect to dz, which is what a cloud of samples looks like, rather than that
-      with respect to the volume. Where there is no metric they are the same.
-    - `style`: passed to `matplotlib.axes.Axes.contour`.
+    Args:
+        model: a fitted estimator with `score_samples` on two-dimensional codes, such as `pullback.statistics.LAND`. If
+            it has a `metric`, its density is one with respect to the Riemannian volume, unless its `base_measure` says
+            dz.
+        codes: whose extent to draw; by default the codes that the model was fitted to. They are not drawn.
+        bounds: what to draw, as in `latent`.
+        resolution: evaluations along the longer side. A `LAND` solves for a shortest path from each of its means at
+            each.
+        masses: shares of the mass within the picture, one contour each.
+        lebesgue: whether to draw the density with respect to dz, which is what a cloud of samples looks like, rather
+            than that with respect to the volume. Where there is no metric they are the same.
+        ax: matplotlib axes; new ones by default.
+        **style: passed to `matplotlib.axes.Axes.contour`.
     """
     ax = ax or plt.subplots(layout="compressed")[1]
     codes = _own_codes(model) if codes is None and bounds is None else codes
@@ -180,10 +190,11 @@ def clusters(
 ) -> ClusterPlot:
     """Draws codes ``(n, 2)`` in the colors of their clusters, and the centers ``(k, 2)`` as stars.
 
-    Cluster k has the k-th color of the map, whatever other clusters occur. A negative label is noise, and gray. Further `style`
-    goes to `matplotlib.axes.Axes.scatter` for the codes.
+    Cluster k has the k-th color of the map, whatever other clusters occur. A negative label is noise, and gray. Further
+    `style` goes to `matplotlib.axes.Axes.scatter` for the codes.
     """
-    extent(codes)  # complains about codes that are not (n, 2)
+    # complains about codes that are not (n, 2)
+    extent(codes)
     ax = ax or plt.subplots(layout="compressed")[1]
     numbers = torch.as_tensor(labels).cpu().numpy()
     if numbers.shape != (len(codes),):

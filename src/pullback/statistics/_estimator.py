@@ -71,13 +71,15 @@ class Estimator(BaseEstimator, abc.ABC):
         header = json.loads(metadata.get("pullback", "{}"))
         if header.get("estimator") != cls.__name__:
             raise ValueError(
-                f"{path} holds {header.get('estimator', 'no estimator of pullback')}, not {cls.__name__}. Use its own load."
+                f"{path} holds {header.get('estimator', 'no estimator of pullback')}, not {cls.__name__}. Use its own "
+                "load."
             )
         missing = set(header["objects"]) - params.keys()
         if missing:
             given = ", ".join(f"{name}=…" for name in sorted(missing))
             raise ValueError(
-                f"Objects are not stored: {', '.join(sorted(missing))}. Give them again: {cls.__name__}.load(path, {given})."
+                f"Objects are not stored: {', '.join(sorted(missing))}. Give them again: {cls.__name__}.load(path, "
+                f"{given})."
             )
         estimator = cls(**{**header["params"], **params})
         for name, value in tensors.items():

@@ -196,18 +196,18 @@ def _message(found: Balance, rtol: float, max_steps: int) -> str:
     residual, noise = float(found.residual), float(found.noise)
     if failed:
         return (
-            f"{failed} of {len(found.labels)} paths from the mean did not converge; see pullback.geodesic at the mean for "
-            "which, and pass init=, a solver, or fewer points"
+            f"{failed} of {len(found.labels)} paths from the mean did not converge; see pullback.geodesic at the mean "
+            "for which, and pass init=, a solver, or fewer points"
         )
     if noise > _ACCEPT:
         return (
-            f"the logarithms at the mean are known only to {noise:.1g} standard deviations, as the finest paths do not resolve "
-            "the geodesics; smooth the decoder's extrapolation, or leave out far points"
+            f"the logarithms at the mean are known only to {noise:.1g} standard deviations, as the finest paths do not "
+            "resolve the geodesics; smooth the decoder's extrapolation, or leave out far points"
         )
     if noise > _MARGIN * rtol and residual <= _MARGIN * max(noise, rtol):
         return (
-            f"converged, as far as the decoder's kinks allow: the logarithms balance to {residual:.1g} standard deviations "
-            f"and are known to {noise:.1g}"
+            f"converged, as far as the decoder's kinks allow: the logarithms balance to {residual:.1g} standard "
+            f"deviations and are known to {noise:.1g}"
         )
     if residual <= max(rtol, 8 * torch.finfo(found.centers.dtype).eps ** 0.5):
         return "converged"
@@ -224,8 +224,8 @@ def _checked(points: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     points = torch.as_tensor(points)
     if points.ndim != 2 or len(points) == 0 or not points.is_floating_point():
         raise ValueError(
-            f"The mean needs floating-point codes of shape (n, d), at least one; got {tuple(points.shape)}, {points.dtype}. "
-            "Use codes.flatten(0, -2)."
+            f"The mean needs floating-point codes of shape (n, d), at least one; got {tuple(points.shape)}, "
+            f"{points.dtype}. Use codes.flatten(0, -2)."
         )
     weights = torch.ones(len(points)) if weights is None else torch.as_tensor(weights)
     weights = weights.detach().to(points)

@@ -315,9 +315,9 @@ def _warn(found: Fit, max_iter: int) -> None:
     failed = [float((~c.view.converged[: len(c.v)]).double().mean()) for c in found.components]
     if max(failed) > _TOO_MANY_FAILED:
         warnings.warn(
-            f"{max(failed):.0%} of the shortest paths from a mean to the codes did not converge, so the density is rough. "
-            "Give a finer init=pullback.Lattice.fit(metric, codes) or solver=pullback.GaussNewton(), or smooth the decoder's "
-            "extrapolation.",
+            f"{max(failed):.0%} of the shortest paths from a mean to the codes did not converge, so the density is "
+            "rough. Give a finer init=pullback.Lattice.fit(metric, codes) or solver=pullback.GaussNewton(), or smooth "
+            "the decoder's extrapolation.",
             ConvergenceWarning,
             stacklevel=3,
         )
@@ -329,7 +329,7 @@ def _warn_of_noise(error: float, base_measure: BaseMeasure) -> None:
     fix = "Raise num_points."
     if base_measure == "lebesgue":
         fix = (
-            "Raise num_points; but if the decoder becomes constant away from the data, the integral over dz is infinite: use "
-            "base_measure='volume', or wrap the decoder in pullback.Extrapolated."
+            "Raise num_points; but if the decoder becomes constant away from the data, the integral over dz is "
+            "infinite: use base_measure='volume', or wrap the decoder in pullback.Extrapolated."
         )
     warnings.warn(f"log C is known to ± {error:.2g} only. {fix}", ConvergenceWarning, stacklevel=3)

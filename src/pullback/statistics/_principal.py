@@ -119,7 +119,8 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         num = most if self.n_components is None else self.n_components
         if not 1 <= num <= most:
             raise ValueError(
-                f"n_components={num} must be between 1 and {most}, the smaller of the number of codes and of dimensions."
+                f"n_components={num} must be between 1 and {most}, the smaller of the number of codes and of "
+                "dimensions."
             )
         return num
 

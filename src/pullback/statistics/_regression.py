@@ -180,7 +180,8 @@ def _gauss_newton(state: Callable[[Tensor], _Fit], first: Tensor, tol: float, fl
     here, length = state(first), 1.0
     if not torch.isfinite(here.total):
         raise ConvergenceError(
-            "Some codes have no path from the first guess of the geodesic. Remove codes that are off the data, or pass init=.",
+            "Some codes have no path from the first guess of the geodesic. Remove codes that are off the data, or pass "
+            "init=.",
             here,
         )
     for num_steps in range(1, max_iter + 1):

@@ -153,8 +153,9 @@ def _white(metric: Metric, z: Tensor, generator: torch.Generator) -> Tensor:
     if (info != 0).any() or not factor.isfinite().all():
         bad = (info != 0) | ~factor.isfinite().all(-1).all(-1)
         raise RuntimeError(
-            f"The metric is singular or not finite at {int(bad.sum())} of {bad.numel()} codes, so Brownian motion has infinite speed there. "
-            "Start where the decoder is defined, take more steps or exponential=True, and drop latent dimensions the decoder ignores."
+            f"The metric is singular or not finite at {int(bad.sum())} of {bad.numel()} codes, so Brownian motion has "
+            "infinite speed there. Start where the decoder is defined, take more steps or exponential=True, and drop "
+            "latent dimensions the decoder ignores."
         )
     noise = torch.randn(z.shape, dtype=z.dtype, device=z.device, generator=generator)
     return torch.linalg.solve_triangular(factor.mT, noise[..., None], upper=True)[..., 0]
@@ -163,7 +164,8 @@ def _white(metric: Metric, z: Tensor, generator: torch.Generator) -> Tensor:
 def _region(bounds: Tensor | None, support: Support | None) -> tuple[Box, Inside]:
     if bounds is None and support is None:
         raise ValueError(
-            "The volume of an unbounded region is infinite: give bounds=torch.stack([low, high]) or support=pullback.Support.fit(codes)."
+            "The volume of an unbounded region is infinite: give bounds=torch.stack([low, high]) or "
+            "support=pullback.Support.fit(codes)."
         )
     if bounds is not None and (bounds.ndim != 2 or len(bounds) != 2 or not (bounds[0] < bounds[1]).all()):
         raise ValueError(f"bounds are two corners (2, d), the lower below the upper; got {bounds.tolist()}.")
@@ -202,8 +204,8 @@ def _rejected(log_density: Inside, n: int, box: Box, generator: torch.Generator)
         kept, levels = kept[stays], levels[stays]
         if tried * _MIN_ACCEPTANCE > 10 + len(kept):
             raise RuntimeError(
-                f"Only {len(kept)} of {tried} proposals were accepted: the volume is concentrated on a small part of the box. "
-                "Use num_steps=500 for Markov chains, or narrow the bounds."
+                f"Only {len(kept)} of {tried} proposals were accepted: the volume is concentrated on a small part of "
+                "the box. Use num_steps=500 for Markov chains, or narrow the bounds."
             )
     return kept[:n]
 

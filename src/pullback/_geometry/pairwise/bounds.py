@@ -1,10 +1,11 @@
 r"""Positions in flat space that bound distances from below, and the codes nearest to each other there.
 
-In a metric with a Euclidean embedding :math:`\varphi` no path is shorter than the straight line through the surrounding space,
-:math:`|\varphi(a) - \varphi(b)| \le d(a, b)`. An orthogonal projection only shortens lines, and so does taking the norm of what it
-leaves out, so a few coordinates suffice for a bound:
+In a metric with a Euclidean embedding :math:`\varphi` no path is shorter than the straight line through the surrounding
+space, :math:`|\varphi(a) - \varphi(b)| \le d(a, b)`. An orthogonal projection only shortens lines, and so does taking
+the norm of what it leaves out, so a few coordinates suffice for a bound:
 
-.. math:: |P(\varphi_a - \varphi_b)|^2 + (|Q\varphi_a| - |Q\varphi_b|)^2 \le |\varphi_a - \varphi_b|^2, \qquad Q = 1 - P .
+.. math:: |P(\varphi_a - \varphi_b)|^2 + (|Q\varphi_a| - |Q\varphi_b|)^2 \le |\varphi_a - \varphi_b|^2,
+   \quad Q = 1 - P .
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pullback._decoders.contract import unvalidated
 from pullback._geometry.certificate import lower_bounds
 from pullback._metrics.base import Metric
 
-# Coordinates kept of an embedding. Of the VAEs of benchmarks/distances.py, with 784 pixels, the others hold 1e-4 of the variance
-# for 2 latent dimensions and 4e-3 for 10.
+# Coordinates kept of an embedding. Of the VAEs of benchmarks/distances.py, with 784 pixels, the others hold 1e-4 of the
+# variance for 2 latent dimensions and 4e-3 for 10.
 _MAX_COORDINATES = 64
 # Codes from which the leading coordinates are found, and pairs on which the bound is checked against the family's own.
 _SAMPLE = 1024
@@ -58,7 +59,8 @@ def positions(metric: Metric, codes: Tensor) -> Positions:
 
 
 def nearest_in_position(queries: Tensor, points: Tensor, num: int, *, own: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """For each query the `num` nearest points, ``(m, num)``, their flat distances, and the least distance left out, ``(m,)``.
+    """For each query the `num` nearest points, ``(m, num)``, their flat distances, and the least distance left out,
+    ``(m,)``.
 
     With `own` the queries are the points themselves, and none is its own neighbor.
     """
@@ -96,7 +98,8 @@ def _project(embedded: Tensor | None, center: Tensor, basis: Tensor) -> Tensor |
 
 
 def _is_bound(metric: Metric, codes: Tensor, points: Tensor) -> bool:
-    """Whether the family agrees: an embedding of a subfamily, such as Normals of one scale, bounds nothing if codes leave it."""
+    """Whether the family agrees: an embedding of a subfamily, such as Normals of one scale, bounds nothing if codes
+    leave it."""
     i = torch.arange(min(len(codes), _SAMPLE), device=codes.device)
     j = (i * 7919 + 1) % len(codes)
     with torch.no_grad(), unvalidated():

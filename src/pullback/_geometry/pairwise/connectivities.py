@@ -1,4 +1,4 @@
-"""From distances of neighbors to weights of a graph, in the way of UMAP (McInnes, Healy and Melville 2018, section 3)."""
+"""From distances of neighbors to weights of a graph, as in UMAP (McInnes, Healy and Melville 2018, section 3)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MIN_SCALE = 1e-3
 def fuzzy_union(distances: sparse.csr_array) -> sparse.csr_array:
     r"""Weights of the symmetric neighbor graph.
 
-    From code i, a neighbor at distance d weighs :math:`\exp(-(d - \rho_i)_+ / \sigma_i)`, where :math:`\rho_i` is the distance of
-    the nearest and :math:`\sigma_i` makes the weights of a row sum to :math:`\log_2 k`, k counting the code itself. Both
-    directions are joined as probabilities, :math:`a + b - ab`.
+    From code i, a neighbor at distance d weighs :math:`\exp(-(d - \rho_i)_+ / \sigma_i)`, where :math:`\rho_i` is the
+    distance of the nearest and :math:`\sigma_i` makes the weights of a row sum to :math:`\log_2 k`, k counting the code
+    itself. Both directions are joined as probabilities, :math:`a + b - ab`.
 
     >>> line = sparse.csr_array(np.array([[0, 1, 0], [1, 0, 2], [0, 2, 0]], float))
     >>> fuzzy_union(line).toarray().round(2).tolist()

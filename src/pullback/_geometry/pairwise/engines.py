@@ -1,7 +1,7 @@
 """Where blocks are solved: in this process, in a pool of processes, or on the workers of dask.
 
-Every engine takes a job and blocks and yields each block when it is finished, in any order. With a writer the process that solved a
-block writes it; without one the values come back.
+Every engine takes a job and blocks and yields each block when it is finished, in any order. With a writer the process
+that solved a block writes it; without one the values come back.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ def in_pool(
             except _terminated() as error:
                 if attempt == _MAX_RESTARTS:
                     raise RuntimeError(
-                        f"Processes were killed {attempt + 1} times, perhaps for lack of memory. Use fewer (n_jobs), or smaller "
-                        "batches (batch_size). With out= finished blocks are kept, and the same call goes on."
+                        f"Processes were killed {attempt + 1} times, perhaps for lack of memory. Use fewer (n_jobs), "
+                        "or smaller batches (batch_size). With out= finished blocks are kept, and the same call goes "
+                        "on."
                     ) from error
 
 

@@ -1,8 +1,8 @@
 """A hash of what a result depends on: weights, settings and code of a metric, a solver or a start.
 
-Pickles will not do: their bytes differ between processes for the same model. So the object is walked, and what decides its values is
-hashed: tensors, numbers, names of types, and the code of functions with what they refer to. Functions of installed packages count by
-their name, as their version is recorded beside the hash.
+Pickles will not do: their bytes differ between processes for the same model. So the object is walked, and what decides
+its values is hashed: tensors, numbers, names of types, and the code of functions with what they refer to. Functions of
+installed packages count by their name, as their version is recorded beside the hash.
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ def dumps(job: Job) -> bytes:
         torch.save(replace(job), stream, pickle_module=cloudpickle)
     except (TypeError, AttributeError, RuntimeError, pickle.PicklingError) as error:
         raise TypeError(
-            f"The metric, solver or init cannot be sent to other processes ({error}). Solve in this one with n_jobs=1, or have "
-            "each process make its own: pullback distances my_module:make_decoder ... --shard i/n."
+            f"The metric, solver or init cannot be sent to other processes ({error}). Solve in this one with n_jobs=1, "
+            "or have each process make its own: pullback distances my_module:make_decoder ... --shard i/n."
         ) from error
     return stream.getvalue()
 

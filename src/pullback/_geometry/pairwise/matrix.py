@@ -20,7 +20,8 @@ from pullback._solvers.base import ConvergenceError, Solver
 from pullback._solvers.gauss_newton import GaussNewton
 from pullback._typing import Float
 
-# Pairs solved together, by the kind of device. On a core 64 take 23 ms per pair and 256 take 10 (benchmarks/distances.py --batch).
+# Pairs solved together, by the kind of device. On a core 64 take 23 ms per pair and 256 take 10
+# (benchmarks/distances.py --batch).
 BATCH = {"cpu": 1024, "cuda": 16384}
 # Codes on the side of a block: about 64 blocks per side, between these limits. A block is what a killed process loses.
 _BLOCKS_PER_SIDE = 64
@@ -46,30 +47,31 @@ def pairwise_distances(
     batch_size: int | None = None,
     errors: Literal["nan", "raise"] = "nan",
 ) -> Float[Tensor, "n m"] | Any:
-    """The distances of all pairs: the matrix ``d(Z[i], Y[j])``, or of ``Z`` with itself, symmetric and zero on its diagonal.
+    """The distances of all pairs: the matrix ``d(Z[i], Y[j])``, or ``d(Z[i], Z[j])``.
 
-    The cost is that of as many geodesics; for ``Z`` alone each pair is solved once. The matrix is cut into blocks, which are solved
-    in the same way by every engine, so all engines agree to the last bit on one kind of processor. A pair whose path does not
-    converge is tried again from a graph of the codes. A constant: it carries no gradient.
+    The cost is that of as many geodesics; for ``Z`` alone each pair is solved once. The matrix is cut into blocks,
+    which are solved in the same way by every engine, so all engines agree to the last bit on one kind of processor. A
+    pair whose path does not converge is tried again from a graph of the codes. A constant: it carries no gradient.
 
-    With ``out`` the blocks go to a zarr store. A run that was killed goes on from the blocks that are finished when the same call is
-    made again; a store of other codes, weights, settings or versions is refused, and the refusal names the difference.
+    With ``out`` the blocks go to a zarr store. A run that was killed goes on from the blocks that are finished when the
+    same call is made again; a store of other codes, weights, settings or versions is refused, and the refusal names the
+    difference.
 
     Args:
         metric: the geometry.
         Z: codes, ``(n, d)``.
         Y: other codes, ``(m, d)``.
         solver: as in `pullback.geodesic`.
-        init: None for straight lines, or a fitted graph, or a list of several starts, as in `pullback.geodesic`. A curve would
-            fit one pair only.
-        n_jobs: processes on this machine: -1 for one per core, 1 for none but this one. By default one per core once the work
-            is known to take longer than starting them.
-        client: a dask client, or the address of a scheduler. Give each dask process one thread. With `out` the workers write
-            to it, so they must share its file system.
-        shard: ``(i, n)`` solves every n-th block from the i-th, counted from 0, for machines that share nothing but the folder
-            `out`.
-        devices: several devices, such as ``["cuda:0", "cuda:1"]``, each with its own process. The metric and the codes are
-            copied to them.
+        init: None for straight lines, or a fitted graph, or a list of several starts, as in `pullback.geodesic`. A
+            curve would fit one pair only.
+        n_jobs: processes on this machine: -1 for one per core, 1 for none but this one. By default one per core once
+            the work is known to take longer than starting them.
+        client: a dask client, or the address of a scheduler. Give each dask process one thread. With `out` the workers
+            write to it, so they must share its file system.
+        shard: ``(i, n)`` solves every n-th block from the i-th, counted from 0, for machines that share nothing but the
+            folder `out`.
+        devices: several devices, such as ``["cuda:0", "cuda:1"]``, each with its own process. The metric and the codes
+            are copied to them.
         out: a folder for the matrix. Needs ``pip install 'pullback[scale]'``.
         block_size: codes on the side of a block.
         batch_size: pairs solved together, by default 1,024, and 16,384 on a GPU. Smaller ones need less memory.
@@ -157,6 +159,6 @@ def _check_memory(job: Job) -> None:
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else num_bytes
     if num_bytes > _MEMORY_SHARE * available:
         raise MemoryError(
-            f"A matrix of {job.plan.shape[0]:,} by {job.plan.shape[1]:,} distances takes {num_bytes / 1e9:.0f} GB. Pass "
-            "out='distances.zarr' to keep it on disk, or use pullback.neighbors."
+            f"A matrix of {job.plan.shape[0]:,} by {job.plan.shape[1]:,} distances takes {num_bytes / 1e9:.0f} GB. "
+            "Pass out='distances.zarr' to keep it on disk, or use pullback.neighbors."
         )

@@ -1,9 +1,9 @@
 r"""Nearest neighbors under a metric, from a few geodesics per code.
 
-Candidates of a code are those nearest to it in an embedding of the metric, where flat distances bound geodesic ones from below, and
-those nearest in the latent space. The k with the shortest straight lines are solved. The worst of them is farther than the k-th
-neighbor, so of the other candidates only those with a smaller bound are solved. If no code left out has a smaller bound either,
-the neighbors are certain.
+Candidates of a code are those nearest to it in an embedding of the metric, where flat distances bound geodesic ones
+from below, and those nearest in the latent space. The k with the shortest straight lines are solved. The worst of them
+is farther than the k-th neighbor, so of the other candidates only those with a smaller bound are solved. If no code
+left out has a smaller bound either, the neighbors are certain.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from pullback._solvers.base import Solver
 from pullback._solvers.gauss_newton import GaussNewton
 from pullback._typing import Float
 
-# Candidates per neighbor asked for. With 4, all rows of 5,000 codes were certified, in 2 and 10 dimensions (docs/scaling.md).
+# Candidates per neighbor asked for. With 4, all rows of 5,000 codes were certified, in 2 and 10 dimensions
+# (docs/scaling.md).
 _CANDIDATES = 4
 # Straight lines are measured in this many steps, which only decides who is solved first.
 _STEPS = 4
@@ -50,8 +51,8 @@ class Neighbors:
 
     Attributes:
         distances: sparse ``(m, n)``: row i has the distances of query i to its neighbors, nearest first.
-        certified: ``(m,)``, whether a row is right for certain, up to the tolerance of the solver: no code that was not solved
-            can be nearer.
+        certified: ``(m,)``, whether a row is right for certain, up to the tolerance of the solver: no code that was not
+            solved can be nearer.
         num_solved: pairs that were solved.
         n_neighbors: how many were asked for. Rows with failed pairs may have fewer.
     """
@@ -62,7 +63,7 @@ class Neighbors:
     n_neighbors: int
 
     def connectivities(self) -> sparse.csr_array:
-        """Weights between 0 and 1 of the symmetric neighbor graph, as UMAP and scanpy make them (McInnes et al. 2018)."""
+        """Weights between 0 and 1 of the symmetric neighbor graph, as in UMAP (McInnes et al. 2018)."""
         rows, columns = self.distances.shape or (0, 0)
         if rows != columns:
             raise ValueError(
@@ -76,7 +77,8 @@ class Neighbors:
         Afterward ``sc.tl.umap(adata, neighbors_key="pullback")``, ``sc.tl.leiden`` and ``sc.tl.dpt`` run on them.
 
         Args:
-            adata: the annotated data whose cells the codes belong to, in the same order. Its ``obsp`` and ``uns`` are written.
+            adata: the annotated data whose cells the codes belong to, in the same order. Its ``obsp`` and ``uns`` are
+                written.
             key: name in ``uns``, and beginning of the names in ``obsp``.
             use_rep: name in ``obsm`` of the codes, for the record.
         """
@@ -89,8 +91,8 @@ class Neighbors:
         adata.uns[key] = {f"{name}_key": where for name, where in names.items()} | {"params": parameters}
 
     def __repr__(self) -> str:
-        rows = len(self.certified)
-        return f"Neighbors({self.n_neighbors} of {rows} codes, {int(self.certified.sum())} certified; {self.num_solved} pairs solved)"
+        rows, certain = len(self.certified), int(self.certified.sum())
+        return f"Neighbors({self.n_neighbors} of {rows} codes, {certain} certified; {self.num_solved} pairs solved)"
 
 
 def neighbors(
@@ -118,8 +120,8 @@ def neighbors(
         Z: codes, ``(n, d)``.
         k: how many neighbors. No code is its own.
         queries: other codes, whose neighbors in ``Z`` are asked for.
-        max_candidates: candidates of each code, ``4 k`` by default, besides the k nearest in the latent space. Those are solved
-            whose bounds do not exclude them. With ``len(Z)`` the answer is that of solving all pairs.
+        max_candidates: candidates of each code, ``4 k`` by default, besides the k nearest in the latent space. Those
+            are solved whose bounds do not exclude them. With ``len(Z)`` the answer is that of solving all pairs.
         solver: as in `pullback.geodesic`.
         init: as in `pullback.pairwise_distances`.
         n_jobs: as in `pullback.pairwise_distances`.
@@ -170,8 +172,8 @@ def _check(Z: Tensor, queries: Tensor, k: int, own: bool) -> None:
 class _Candidates:
     """Pairs that may be neighbors, each once, ordered by query.
 
-    `row` and `column` number them; `lower` bounds their distances, `straight` is the length of the straight line, `beyond`
-    ``(m,)`` bounds all that are not listed. With `own`, a pair serves both of its codes.
+    `row` and `column` number them; `lower` bounds their distances, `straight` is the length of the straight line,
+    `beyond` ``(m,)`` bounds all that are not listed. With `own`, a pair serves both of its codes.
     """
 
     row: np.ndarray

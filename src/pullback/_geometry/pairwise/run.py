@@ -18,7 +18,8 @@ from pullback._geometry.pairwise.store import BlockWriter
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Status
 
-# Seconds of work from which on a pool of processes is started by itself: each of them imports torch, which takes seconds.
+# Seconds of work from which on a pool of processes is started by itself: each of them imports torch, which takes
+# seconds.
 _POOL_PAYS = 15.0
 _NUM_NAMED = 3
 

@@ -1,6 +1,7 @@
 """Distances on disk: a zarr group whose chunks are the blocks, each written at once or not at all.
 
-A chunk that is there is finished, so a run that was killed goes on where it stopped, and several processes may fill one store.
+A chunk that is there is finished, so a run that was killed goes on where it stopped, and several processes may fill one
+store.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _NAMES = ("distances", "status")
 class DistanceStore:
     """Distances in a folder, as `pullback.pairwise_distances` with ``out=`` leaves them.
 
-    It is a zarr group: ``distances`` is the matrix, ``status`` has the `Status` of every pair, 0 where it converged. Blocks that
-    are not finished yet read as NaN.
+    It is a zarr group: ``distances`` is the matrix, ``status`` has the `Status` of every pair, 0 where it converged.
+    Blocks that are not finished yet read as NaN.
 
     Attributes:
         path: the folder.
@@ -94,8 +95,8 @@ class DistanceStore:
         return sorted(found)
 
     def __repr__(self) -> str:
-        done = self.num_blocks - self.num_missing
-        return f"DistanceStore({str(self.path)!r}, shape={tuple(self.manifest['shape'])}, {done} of {self.num_blocks} blocks)"
+        done, shape = self.num_blocks - self.num_missing, tuple(self.manifest["shape"])
+        return f"DistanceStore({str(self.path)!r}, shape={shape}, {done} of {self.num_blocks} blocks)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +114,8 @@ class BlockWriter:
         """Writes a block; its own chunk comes last and says that it is finished."""
         if not self._metadata.exists():
             raise FileNotFoundError(
-                f"{self.path} is not there for the process that solved block {block}. Put it on a file system that all workers "
-                "share."
+                f"{self.path} is not there for the process that solved block {block}. Put it on a file system that all "
+                "workers share."
             )
         with explained(self.path):
             arrays = _arrays(self.path, "r+")
