@@ -75,6 +75,20 @@ def test_several_seeds_are_run_in_a_row_and_their_spread_is_told(tmp_path, capsy
 
 
 @pytest.mark.usefixtures("_quick")
+def test_finished_seeds_are_not_run_again(tmp_path, capsys):
+    for seed in ("0", "1"):
+        cli.main(["reproduce", "toy", "--out", str(tmp_path / f"seed-{seed}"), "--seed", seed])
+    marked = tmp_path / "seed-1" / "toy.json"
+    marked.write_text(marked.read_text().replace('"seed twice": 2.0', '"seed twice": 4.0'))
+    cli.main(["reproduce", "toy", "--out", str(tmp_path), "--seeds", "3", "--resume"])
+    spread = json.loads((tmp_path / "toy.json").read_text())["tables"][0]
+    assert spread["rows"][0][2:] == ["0", "4", "4"]
+    cli.main(["reproduce", "toy", "--out", str(tmp_path), "--seeds", "3", "--resume", "--size", "4"])
+    spread = json.loads((tmp_path / "toy.json").read_text())["tables"][0]
+    assert spread["rows"][0][2:] == ["0", "2", "4"]
+
+
+@pytest.mark.usefixtures("_quick")
 def test_unknown_names_and_options_are_refused(tmp_path, capsys):
     for arguments in (
         ["reproduce", "poisson"],

@@ -18,7 +18,8 @@ from pullback.experiments.figures import save_figure
 from pullback.experiments.page import page
 from pullback.experiments.paths import both_ways, by_latent_length, keeping_to, share_outside, straight
 from pullback.experiments.recipe import Recipe
-from pullback.experiments.report import Finding, Report, Table, over_seeds
+from pullback.experiments.report import Finding, Report, Table
+from pullback.experiments.seeds import merged, over_seeds
 from pullback.experiments.training import minimize
 from pullback.experiments.weights import cached
 
@@ -181,6 +182,49 @@ def test_spread_over_seeds():
     spread, verdicts = over_seeds(runs).tables
     assert spread.rows == [["m", "3 ± 2.6", "1", "2", "6"]]
     assert verdicts.rows == [["x < y", "holds", "holds", "holds"]]
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["1.0%", "2.0%", "3.0%"], "2.0 ± 1.0%"),
+        (["30 of 50", "31 of 50", "35 of 50"], "32.0 ± 2.6 of 50"),
+        (["+0.20 ± 0.03", "+0.40 ± 0.05"], "+0.30 ± 0.14 (each ± 0.04)"),
+        (["1.00e-03", "3.00e-03"], "2.00e-03 ± 1.41e-03"),
+        (["1,000 codes, d = 2", "1,000 codes, d = 2"], "1,000 codes, d = 2"),
+        (["yes", "no"], None),
+        (["", ""], ""),
+    ],
+)
+def test_numbers_of_several_seeds_become_mean_and_spread(texts, expected):
+    assert merged(texts) == expected
+
+
+def test_a_claim_that_fails_at_one_seed_says_so():
+    good = Finding("x < y", "Sec. 1", "yes", "0.10", "holds")
+    bad = Finding("x < y", "Sec. 1", "yes", "0.30", "does not hold", "x is larger")
+    seeds = [report(numbers={"settings": {"seed": n}}, findings=[f]) for n, f in enumerate([good, bad, good])]
+    (found,) = over_seeds(seeds).findings
+    assert (found.ours, found.verdict) == ("0.17 ± 0.12", "does not hold")
+    assert found.deviation == "holds at 2 of 3 seeds, does not hold at 1 of 3 seeds; x is larger"
+
+
+def test_tables_over_seeds_have_spread_unless_their_rows_differ():
+    def tables(n: int) -> list[Table]:
+        return [Table("same", ["", "m"], [["a", f"{n}.0"]]), Table("own", ["", "m"], [[f"row {n}", "1"]])]
+
+    seeds = [report(numbers={"settings": {"seed": n}}, tables=tables(n)) for n in (1, 2, 3)]
+    same, own, *_ = over_seeds(seeds).tables
+    assert same.rows == [["a", "2.0 ± 1.0"]]
+    assert (own.title, own.rows) == ("own (seed 1)", [["row 1", "1"]])
+
+
+def test_a_report_is_read_as_it_was_written(tmp_path):
+    made = report(tables=[Table("t", ["a"], [["1"]])], figures=[tmp_path / "one.png"])
+    file = made.write(tmp_path)
+    content = file.read_text()
+    assert Report.read(file).write(tmp_path).read_text() == content
+    assert Report.read(file).figures == made.figures
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,8 +6,9 @@ options. Only the module that was asked for is imported.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +39,7 @@ def reproduce(
     out: Path = Path("out"),
     seed: int | None = None,
     seeds: int = 1,
+    resume: bool = False,
 ) -> None:
     """Runs an experiment of Arvanitidis et al. 2022 and writes its figures, its numbers and its trained weights.
 
@@ -48,10 +50,11 @@ def reproduce(
         experiment: the name of one, or all of them with a report in one page, report.html.
         out: the folder to write to; made if missing.
         seed: of everything random; each experiment's own if not given.
-        seeds: how many seeds in a row are run; tables then have the spread over them. Further ones write to out/seed-N.
+        seeds: how many seeds in a row are run, each into out/seed-N; tables then have the spread over them.
+        resume: whether to read reports that are there, of the same settings, instead of running again.
     """
     names = NAMES if experiment == "all" else (experiment,)
-    reports = [_run(_module(name), out, seeds, seed) for name in names]
+    reports = [_run(_module(name), out, seeds, seed, resume=resume) for name in names]
     if experiment == "all":
         from pullback.experiments.page import page
 
@@ -77,33 +80,48 @@ def _command(name: str) -> Callable[..., None]:
     """A command whose options are where to write, and the settings of the experiment."""
     module = _module(name)
 
-    def command(out: Path = Path("out"), seeds: int = 1, settings=module.PAPER) -> None:
-        _run(module, out, seeds, None, settings)
+    def command(out: Path = Path("out"), seeds: int = 1, resume: bool = False, settings=module.PAPER) -> None:
+        _run(module, out, seeds, None, settings, resume)
 
     flat = Annotated[module.Settings, tyro.conf.arg(name="")]
     many = Annotated[int, tyro.conf.arg(help="How many seeds in a row are run; tables then have the spread over them.")]
-    command.__annotations__ = {"out": Path, "seeds": many, "settings": flat, "return": None}
+    again = Annotated[bool, tyro.conf.arg(help="Whether to read reports that are there instead of running again.")]
+    command.__annotations__ = {"out": Path, "seeds": many, "resume": again, "settings": flat, "return": None}
     command.__doc__ = (module.__doc__ or "").split("\n\n")[0]
     return command
 
 
-def _run(module: ModuleType, out: Path, seeds: int, seed: int | None = None, settings=None):
+def _run(
+    module: ModuleType, out: Path, seeds: int, seed: int | None = None, settings=None, resume: bool = False
+) -> Report:
     """Runs an experiment with one or several seeds, writes its report, and prints what it found and where it is."""
-    from pullback.experiments.report import over_seeds
-
     settings = module.PAPER if settings is None else settings
     settings = settings if seed is None else replace(settings, seed=seed)
-    report = module.run(out, settings)
-    if seeds > 1:
-        more = [module.run(out / f"seed-{n}", replace(settings, seed=n)) for n in _further(settings.seed, seeds)]
-        report = over_seeds([report, *more])
-    file = report.write(out)
-    _print(report, file)
+    if seeds == 1:
+        report = _one(module, out, settings, resume)
+    else:
+        from pullback.experiments.seeds import over_seeds
+
+        numbers = range(settings.seed, settings.seed + seeds)
+        report = over_seeds([_one(module, out / f"seed-{n}", replace(settings, seed=n), resume) for n in numbers])
+    _print(report, report.write(out))
     return report
 
 
-def _further(seed: int, seeds: int) -> range:
-    return range(seed + 1, seed + seeds)
+def _one(module: ModuleType, out: Path, settings, resume: bool) -> Report:
+    """The report of one seed, written to `out`; with `resume`, the one that is there if its settings are these."""
+    from pullback.experiments.progress import never_silent
+    from pullback.experiments.report import Report
+
+    file = out / f"{module.__name__.rpartition('.')[2].replace('_', '-')}.json"
+    if resume and file.exists():
+        report = Report.read(file)
+        if report.numbers["settings"] == json.loads(json.dumps(asdict(settings))):
+            return report
+    with never_silent():
+        report = module.run(out, settings)
+    report.write(out)
+    return report
 
 
 def _print(report: Report, file: Path) -> None:

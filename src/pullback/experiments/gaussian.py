@@ -153,7 +153,7 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
     with reproducible(settings.seed), figures.look():
         panels = {}
         for panel in PANELS:
-            say("gaussian", panel.key)
+            say("gaussian", panel.title.replace("\n", " "))
             panels[panel] = _solve(panel, *trained(panel.regularized, images, digits.source, out, settings), settings)
         caption = (
             f"{digits.source} Ratio: mean distance to the nearest code, paths / straight lines, pairs across gaps."

@@ -47,6 +47,10 @@ from pullback.statistics import LAND
 
 # Shares of the mass that the smallest regions of the figure hold.
 MASSES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+# Of the extent of the codes: farther from all of them there are walls alone, and no mass.
+FAR = 0.15
+# Nats below the highest density that the figure can tell from nothing.
+DEEPEST = 20.0
 WORDS = {1: "one", 2: "two", 3: "three"}
 
 
@@ -65,12 +69,11 @@ class Settings:
     # Numbers of components, besides one.
     mixtures: tuple[int, ...] = (2, 3)
     # Of the normalization constants while fitting.
-    num_points: int = 512
+    num_points: int = 256
     tol: float = 1e-2
     max_iter: int = 30
     # Under the exact metric, from the mean under the interpolated one: a path takes ten times as long.
     max_iter_exact: int = 2
-    num_points_exact: int = 256
     # Tensors along each axis of the interpolated metric.
     grid: int = 80
     # Of the lattice where paths start.
@@ -78,8 +81,10 @@ class Settings:
     # Points along each axis, for the Gaussian's normalization and for the integrals of the LANDs.
     quadrature: int = 300
     check: int = 50
-    # Of the densities drawn, along the longer side.
-    resolution: int = 150
+    # Points along each axis where densities are computed for the figure, and to which their logarithms are
+    # interpolated.
+    num_computed: int = 75
+    resolution: int = 300
 
 
 PAPER = Settings()
@@ -181,7 +186,7 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
             },
             "fits": {name: _fit_numbers(land, codes.known, settings) for name, land in lands.items()},
         }
-        say("land", "drawing")
+        say("land", "computing densities for the figure")
         figure = save_figure(_draw(lands, gaussians, codes, settings), out, "land", caption=model.motion.source)
     return _report(model, numbers, figure)
 
@@ -201,7 +206,6 @@ def fits(metric: pb.Metric, exact: pb.Metric, paper: pb.Metric, codes: Codes, se
     found |= {f"dz {num}": _land(metric, codes, settings, num, init=init) for num in (1, *settings.mixtures)}
     near = {
         "max_iter": settings.max_iter_exact,
-        "num_points": settings.num_points_exact,
         "init_means": found["dz 1"].means_,
     }
     init = pb.Lattice.fit(exact, codes.known, num_nodes=settings.num_nodes)
@@ -285,8 +289,8 @@ def _mass(land: LAND, codes: Tensor, settings: Settings) -> float:
     """
     # In the walls distances change fast.
     rough = land.base_measure == "volume"
-    grid = pb.Grid.around(codes, resolution=settings.check * 3 // 2 if rough else settings.check, margin=0.15)
-    far = torch.cdist(grid.points, codes).amin(1) > 0.15 * (codes.amax(0) - codes.amin(0)).max()
+    grid = pb.Grid.around(codes, resolution=settings.check * 3 // 2 if rough else settings.check, margin=FAR)
+    far = torch.cdist(grid.points, codes).amin(1) > FAR * (codes.amax(0) - codes.amin(0)).max()
     return float(_dz(land, grid.points[~far]).exp().sum() * grid.spacing.prod())
 
 
@@ -309,7 +313,7 @@ def _draw(lands: dict[str, LAND], gaussians: dict[int, GaussianMixture], codes: 
         if density is None:
             ax.text(0.5, 0.5, "no fit", transform=ax.transAxes, ha="center")
         else:
-            _panel(ax, density, codes, settings.resolution)
+            _panel(ax, density, codes, settings)
         ax.set_title(title)
     shares = [0.0, *MASSES]
     mappable = ScalarMappable(BoundaryNorm(shares, 256), plt.get_cmap("viridis_r"))
@@ -319,19 +323,17 @@ def _draw(lands: dict[str, LAND], gaussians: dict[int, GaussianMixture], codes: 
     return figure
 
 
-def _panel(ax: Axes, density: Any, codes: Codes, resolution: int) -> None:
+def _panel(ax: Axes, density: Any, codes: Codes, settings: Settings) -> None:
     low, high = codes.known.amin(0), codes.known.amax(0)
     room = 0.1 * (high - low)
-    low, high = low - room, high + room
-    cell = float((high - low).max()) / resolution
-    x, y = (torch.arange(float(a) + cell / 2, float(b), cell, dtype=low.dtype) for a, b in zip(low, high, strict=True))
-    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)
-    say("land", f"density at {grid[..., 0].numel()} points")
-    logp = _dz(density, grid.flatten(0, 1)).reshape(grid.shape[:2]).nan_to_num(nan=-700).clamp_min(-700)
+    grid = pb.Grid(low - room, high + room, resolution=settings.num_computed)
+    (left, bottom), (right, top) = grid.low.tolist(), grid.high.tolist()
+    logp = _near(density, grid, codes).reshape(1, 1, *grid.counts).mT
+    size = (settings.resolution, settings.resolution)
     ax.imshow(
-        _shares(logp),
+        _shares(torch.nn.functional.interpolate(logp, size, mode="bilinear", align_corners=True)[0, 0]),
         origin="lower",
-        extent=(float(low[0]), float(low[0]) + cell * len(x), float(low[1]), float(low[1]) + cell * len(y)),
+        extent=(left, right, bottom, top),
         cmap=plt.get_cmap("viridis_r").with_extremes(over="white"),
         norm=BoundaryNorm([0.0, *MASSES], 256),
         interpolation="nearest",
@@ -341,6 +343,14 @@ def _panel(ax: Axes, density: Any, codes: Codes, resolution: int) -> None:
     ax.scatter(
         *torch.as_tensor(density.means_).numpy().T, s=22, color="#d7301f", edgecolors="white", linewidths=0.6, zorder=4
     )
+
+
+def _near(density: Any, grid: pb.Grid, codes: Codes) -> Tensor:
+    """Log-densities at the points of a grid, where there are codes not too far away; else next to nothing."""
+    far = torch.cdist(grid.points, codes.known).amin(1) > FAR * (codes.known.amax(0) - codes.known.amin(0)).max()
+    logp = torch.full_like(grid.points[:, 0], -torch.inf)
+    logp[~far] = _dz(density, grid.points[~far])
+    return logp.nan_to_num(nan=-torch.inf).clamp_min(logp[logp.isfinite()].max() - DEEPEST)
 
 
 def _shares(logp: Tensor) -> np.ndarray:

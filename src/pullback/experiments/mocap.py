@@ -94,7 +94,6 @@ GROUPS = {"random": "Random pairs", "opposite": "Pairs opposite in stride and he
 def run(out: Path, settings: Settings = PAPER) -> Report:
     """Trains the autoencoder, solves the paths, and writes figures and ``out/mocap.html``, an animation."""
     with reproducible(settings.seed), figures.look():
-        say("mocap", "training")
         model = trained(out, settings.training, settings.seed)
         pairs = {
             "random": random_pairs(model.codes, settings.num_pairs, seed=settings.seed),

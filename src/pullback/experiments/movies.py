@@ -135,6 +135,7 @@ def trained(train: Tensor, source: str, out: Path, settings: Settings) -> Bernou
     """The autoencoder, from ``out/weights`` if it has been trained before."""
 
     def fit(vae: BernoulliVAE) -> None:
+        say("movies", "training the autoencoder")
         minimize(
             lambda x: vae.loss(x, settings.kl_weight),
             vae.parameters(),

@@ -23,6 +23,7 @@ from torch.nn.functional import normalize, softplus
 import pullback as pb
 from pullback import data
 from pullback.data import BONES26, Motion
+from pullback.experiments.progress import say
 from pullback.experiments.training import minimize
 from pullback.experiments.weights import cached, weights_file
 
@@ -164,6 +165,7 @@ def trained(out: Path, training: Training, seed: int) -> Model:
 
 
 def _fit(poses: Tensor, training: Training, vae: PoseVAE) -> None:
+    say("poses", "training the autoencoder")
     for num_steps, factor in ((training.num_steps, 1.0), (training.num_fine_steps, 0.1)):
         minimize(
             partial(vae.loss, kl_weight=training.kl_weight),

@@ -9,9 +9,8 @@ its settings differ from the paper's, is told in ``NAME.md`` beside its module.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -101,6 +100,18 @@ class Report:
         _, _, items = _prose(self.name).partition(SETTINGS)
         return [*self.notes, *(" ".join(item.split()) for item in items.split("\n- ")[1:])]
 
+    @classmethod
+    def read(cls, file: Path) -> Report:
+        """The report that was written to a file, with the figures and files that lie beside it."""
+        content = json.loads(file.read_text())
+        for key in ("text", "deviations"):
+            del content[key]
+        content["findings"] = [Finding(**finding) for finding in content["findings"]]
+        content["tables"] = [Table(**table) for table in content["tables"]]
+        for key in ("figures", "files"):
+            content[key] = [file.parent / name for name in content[key]]
+        return cls(**content)
+
     def write(self, out: Path) -> Path:
         """Writes the report to ``out/NAME.json``, files by their names alone, and returns that path."""
         content = asdict(self) | {"text": self.text, "deviations": self.deviations}
@@ -115,24 +126,3 @@ class Report:
 def _prose(name: str) -> str:
     file = files("pullback.experiments") / f"{name.replace('-', '_')}.md"
     return file.read_text(encoding="utf-8") if file.is_file() else ""
-
-
-def over_seeds(reports: Sequence[Report]) -> Report:
-    """The first report, with two more tables: its measures over all seeds, and how often each claim holds."""
-    first = reports[0]
-    claims = [
-        [f.claim, *(report.findings[i].verdict for report in reports)]
-        for i, f in enumerate(first.findings)
-        if f.verdict != "not in the paper"
-    ]
-    measures = []
-    for name in first.measures:
-        values = [report.measures[name] for report in reports]
-        spread = f"{statistics.mean(values):.4g} ± {statistics.stdev(values):.2g}"
-        measures.append([name, spread, *(f"{value:.4g}" for value in values)])
-    seeds = [f"seed {report.numbers['settings']['seed']}" for report in reports]
-    tables = [
-        Table(f"Over {len(reports)} seeds: mean ± standard deviation", ["", "all", *seeds], measures),
-        Table("Verdicts over the seeds", ["claim", *seeds], claims),
-    ]
-    return replace(first, tables=[*first.tables, *(table for table in tables if table.rows)])

@@ -8,6 +8,7 @@ find it and does.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,10 +34,14 @@ def cached(
 ) -> Module:
     """The trained network, from ``out/weights`` if it has been trained before.
 
-    Args: out: the folder of the experiment's results. name: what the file is called, before the hash. key: all that
-    decides the weights beside the seed: settings (a dataclass) and the data's ``source``. Its ``repr`` is hashed.
-    build: makes the untrained network; its shapes must not depend on the training. fit: trains it, in place. seed: of
-    both.
+    Args:
+        out: the folder of the experiment's results.
+        name: what the file is called, before the hash.
+        key: all that decides the weights beside the seed: settings (a dataclass) and the data's ``source``. Its
+            ``repr`` is hashed.
+        build: makes the untrained network; its shapes must not depend on the training.
+        fit: trains it, in place.
+        seed: of both.
     """
     with reproducible(seed):
         network = build()
@@ -69,8 +74,8 @@ def reproducible(seed: int) -> Iterator[None]:
 
 
 def _save(network: nn.Module, file: Path) -> None:
-    """Writes beside the place and moves there, so that an interrupted run leaves no half of a file."""
+    """Writes beside the place and moves there, so that neither an interrupted run nor two at once leave half a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(".part")
+    part = file.with_suffix(f".{os.getpid()}.part")
     save_file({name: value.contiguous() for name, value in network.state_dict().items()}, part)
     part.replace(file)

@@ -60,7 +60,7 @@ class View:
         center = paths.cast(mean)
         # a lattice sees all valleys, so there paths are solved anew
         if last is None or last.star is None or isinstance(last.star, LogStar) or isinstance(paths.init, Lattice):
-            rays = star(paths, center.expand(len(points), -1), paths.cast(points))
+            rays = star(paths, center.expand(len(points), -1), paths.cast(points), rough=True)
         else:
             rays = last.star.moved(center - last.star.centers, torch.ones_like(points[:, 0]).to(center))
         found = rays.expand(exact=False)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.geodesic import Geodesic
+from pullback._metrics.connection import filtered_inverse
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import DEGREE, ElementEnergy, Local, equal_times, halved, placed
 from pullback.statistics._paths import ROUGH, Paths
@@ -95,8 +96,12 @@ class Star(abc.ABC):
         return torch.ones_like(self.converged)
 
 
-def star(paths: Paths, centers: Tensor, codes: Tensor) -> Star:
-    """Solves for the paths from centers to codes, each ``(n, d)``."""
+def star(paths: Paths, centers: Tensor, codes: Tensor, *, rough: bool = False) -> Star:
+    """Solves for the paths from centers to codes, each ``(n, d)``.
+
+    With `rough`, a metric without an embedding gets the momenta of the discrete paths as they are; else each path is
+    solved again until its gradient is known.
+    """
     if paths.is_flat:
         return LogStar.of(paths, centers, codes)
     (_, solved), *rest = paths.geodesics(centers, codes)
@@ -105,7 +110,7 @@ def star(paths: Paths, centers: Tensor, codes: Tensor) -> Star:
         return LogStar.of(paths, centers, codes)
     chords = ChordEnergy.checked(paths.metric, solved.curve.points[usable])
     if chords.num_parts == 0:
-        return LogStar.of(paths, centers, codes)
+        return LogStar.discrete(paths, solved) if rough else LogStar.of(paths, centers, codes)
     found = ElementStar.of(ElementEnergy.of(chords, solved.curve.points[usable]), solved)
     for rows, finer in rest:
         found = found.replaced(rows, ElementStar.of(found.elements, finer))
@@ -128,6 +133,26 @@ class LogStar(Star):
     def of(cls, paths: Paths, centers: Tensor, codes: Tensor) -> LogStar:
         found = paths.logarithms(centers, codes)
         return cls(paths, centers, codes, found.velocity, found.distance, found.error, found.converged)
+
+    @classmethod
+    def discrete(cls, paths: Paths, solved: Geodesic) -> LogStar:
+        r"""Velocities by the momenta of minimized chords, :math:`-\tfrac T2 \, \partial_0 \mathrm{ds}^2(z_0, z_1)`.
+
+        In 32 segments they turn by 0.003 (median) from those of finer paths under the interpolated metric of
+        ``pullback reproduce land``, and take an eighth of the time.
+        """
+        nodes = solved.curve.points
+        centers, codes, T = nodes[:, 0].detach(), nodes[:, -1], nodes.shape[1] - 1
+        with torch.enable_grad(), unvalidated():
+            free = centers.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(T * paths.metric.ds2(free, nodes[:, 1]).sum(), free)
+        M, line = paths.tensor(centers), codes - centers
+        gap = -0.5 * slope - (M @ line[..., None])[..., 0]
+        velocity = line + (filtered_inverse(M) @ gap[..., None])[..., 0]
+        norm = (velocity[:, None] @ M @ velocity[..., None])[:, 0, 0].clamp_min(0).sqrt()
+        ratio = torch.where((norm > 0) & (solved.length > 0), solved.length / norm, 1)
+        error = torch.maximum((ratio - 1).abs(), solved.error)
+        return cls(paths, centers, codes, ratio[:, None] * velocity, solved.length, error, solved.converged)
 
     def expand(self, exact: bool = True) -> Expansion:
         M = self.paths.tensor(self.centers)
