@@ -20,8 +20,8 @@ DOCS = Path(__file__).parent
 FIGURES = Path("_static") / "reproduction"
 HEAD = """# The paper, reproduced
 
-The experiments of *Pulling back information geometry* (Arvanitidis, González-Duque, Pouplin, Kalatzis and Hauberg, AISTATS 2022), as this
-library computes them, next to what the paper says. All of it comes from one command:
+The experiments of *Pulling back information geometry* (Arvanitidis, González-Duque, Pouplin, Kalatzis and Hauberg,
+AISTATS 2022), as this library computes them, next to what the paper says. All of it comes from one command:
 
 ```bash
 pullback reproduce all --out out  # figures (PNG, PDF), numbers (JSON), trained weights, and out/report.html
@@ -29,13 +29,15 @@ pullback reproduce all --seeds 3  # with three seeds, and the spread over them: 
 pullback reproduce mocap --help  # the settings of one experiment as options
 ```
 
-Numbers are those of three seeds on real data, mean ± standard deviation, and figures those of the first: the 6,742 ones of MNIST, the
-motion 69_06 of the CMU database, and a MovieLens edition with 2,148 users. They are found under `PULLBACK_DATA`, or downloaded; without
-either, every experiment runs on a [stand-in](data.md) and says so in its outputs. The same seed gives the same numbers.
+Numbers are those of three seeds on real data, mean ± standard deviation, and figures those of the first: the 6,742
+ones of MNIST, the motion 69_06 of the CMU database, and a MovieLens edition with 2,148 users. They are found under
+`PULLBACK_DATA`, or downloaded; without either, every experiment runs on a [stand-in](data.md) and says so in its
+outputs. The same seed gives the same numbers.
 
-A verdict is decided by the numbers, by rules in the code that can fail; where seeds differ, it is the weakest, and the deviation says how
-often each was found. An empty deviation means that paper and library agree. Where the paper leaves a setting open, the authors'
-[published code](errata.md#the-authors-code-and-what-it-settles) decides where it can.
+A verdict is decided by the numbers, by rules in the code that can fail; where seeds differ, it is the weakest, and
+the deviation says how often each was found. An empty deviation means that paper and library agree. Where the paper
+leaves a setting open, the authors' [published code](errata.md#the-authors-code-and-what-it-settles) decides where it
+can.
 """
 ALT = {
     "curves-teaser": "A random curve in the plane, and the same model as a fixed curve of distributions",
@@ -43,7 +45,7 @@ ALT = {
     "curves-space": "Two curves between the same distributions: on the learned manifold, and the shortest of all",
     "gaussian": "Latent spaces of four autoencoders of handwritten ones with shortest paths",
     "toy": "Five families in three columns: paths of the paper's recipe, shortest paths, the recommended decoder's",
-    "mocap-latent": "Latent spaces of poses with shortest paths under three decoders, and one pair joined in three ways",
+    "mocap-latent": "Latent spaces of poses with shortest paths under three decoders, and one pair joined thrice",
     "mocap-poses": "The poses along a shortest path, along the paper's recipe and along the straight line",
     "mocap-measures": "Distance to the nearest recorded pose and angular step along the paths",
     "metric-error": "Maps of the error of four routes to the metric",
