@@ -42,12 +42,10 @@ def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tens
     unsteady = (descent.energy - found.chord_length.square()).clamp_min(0) / scale
     single = paths.error.isnan()
     both = torch.where(paths.settled, change, torch.maximum(alone, change))
-    # small decoders are refined until kinks show, and nodes at kinks are unsteady for another reason
-    trusted = single | (found.asymptotic & expensive)
-    rest = torch.where(single, alone, both) + torch.where(trusted, unsteady, 0.0)
-    # a spline through nodes at kinks runs unevenly, and its length is not known much better than that
+    # a spline that runs unevenly, at kinks or in a soft valley, is not known much better than that
     uneven = (found.energy - found.length.square()).clamp_min(0) / scale
-    return 0.5 * (found.error + rest + descent.remaining / scale) + _UNEVEN_SHARE * uneven  # half that of the energy
+    rest = torch.stack([torch.where(single, alone, both), unsteady, 2 * _UNEVEN_SHARE * uneven]).amax(0)
+    return 0.5 * (found.error + rest + descent.remaining / scale)  # half that of the energy
 
 
 def element_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, change: Tensor) -> Tensor:
