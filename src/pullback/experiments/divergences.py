@@ -118,7 +118,7 @@ def _findings(tensors: dict[str, Any], paths: dict[str, Any]) -> list[Finding]:
             f"the ring under "
             f"Wasserstein, {normal['Fisher–Rao']['leave']} under Fisher–Rao; it is the Euclidean geometry of (μ, σ), "
             "which the paper compares with in its first experiment",
-            "holds",
+            "not in the paper",
             "noise only costs there, so that a wall of noise closes the void; but it is defined for Gaussians, and "
             "for discrete data "
             "it has no metric tensor",
