@@ -1,9 +1,10 @@
 """Distances of whole data sets: how many geodesics per second, and how well do neighbors do without the matrix?
 
-    python benchmarks/distances.py --latent 2 # a sample of pairs, extrapolated to all; stochman beside it python
-    benchmarks/distances.py --latent 10 --prior python benchmarks/distances.py --latent 2 --neighbors 15 python
-    benchmarks/distances.py --latent 2 --save out/ones-2.pt PYTHONPATH=src python benchmarks/distances.py --weights
-    out/ones-2.pt --device cuda --all
+    python benchmarks/distances.py --latent 2  # a sample of pairs, extrapolated to all; stochman beside it
+    python benchmarks/distances.py --latent 10 --prior
+    python benchmarks/distances.py --latent 2 --neighbors 15
+    python benchmarks/distances.py --latent 2 --save out/ones-2.pt
+    PYTHONPATH=src python benchmarks/distances.py --weights out/ones-2.pt --device cuda --all
 
 The model is a VAE of handwritten ones (or, much harder, of all digits: ``--family digits``) with a decoder of 64, 64
 and 784 units. Times are processor time of one thread, except on a GPU. With ``--weights``, nothing but torch, numpy and

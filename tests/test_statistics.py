@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.distributions import Laplace, Normal
 
 import pullback as pb
-from problems import half_plane, simplex, sphere
+from problems import half_plane, linear, simplex, sphere
 
 NORMAL = half_plane("Normal", Normal, 1.0, 2.0)
 HYPERBOLIC = half_plane("hyperbolic plane", Laplace, 1.0, 1.0)
@@ -159,11 +160,40 @@ def test_neighbors_are_those_of_all_pairs(problem):
     assert torch.equal(model.kneighbors(queries, 2, return_distance=False), index[:, :2])
 
 
+@dataclass(frozen=True)
+class Recording(pb.Solver):
+    """Solves, and keeps the ends of the paths it was asked for."""
+
+    ends: list[Tensor] = field(default_factory=list)
+
+    def solve(self, metric: pb.Metric, nodes: Tensor) -> pb.Solution:
+        self.ends.append(nodes[:, [0, -1]])
+        return pb.GaussNewton().solve(metric, nodes)
+
+
 def test_a_certain_bound_spares_paths():
-    codes, queries = SPHERE.points(30), SPHERE.points(4)
-    model = pb.statistics.GeodesicNeighbors(SPHERE.metric, 3).fit(codes)
+    """Where lower bounds are the distances, only the neighbors themselves need a path, each one."""
+    problem, solver = linear(3, 7), Recording()
+    codes, queries, metric = problem.points(30), problem.points(4), pb.EuclideanMetric(problem.metric.source)
+    model = pb.statistics.GeodesicNeighbors(metric, 3, solver=solver).fit(codes)
+    index = model.kneighbors(queries, return_distance=False)
+    solved = torch.cat(solver.ends)
+    expected = torch.stack([queries[:, None].expand(-1, 3, -1), codes[index]], 2).flatten(0, 1)
+    assert model.n_solved_ == len(solved) == 12
+    assert {tuple(pair.flatten().tolist()) for pair in solved} == {tuple(p.flatten().tolist()) for p in expected}
+
+
+def test_only_codes_whose_bound_is_below_an_upper_bound_need_a_path():
+    """On a sphere chords bound distances from below; a few distances found bound the k-th neighbor's from above."""
+    codes, queries, solver = SPHERE.points(30), SPHERE.points(4), Recording()
+    model = pb.statistics.GeodesicNeighbors(SPHERE.metric, 3, solver=solver).fit(codes)
     model.kneighbors(queries)
-    assert 12 <= model.n_solved_ < 120
+    first, later = solver.ends[0], torch.cat(solver.ends[1:])
+    assert len(first) == 12
+    for query in queries:
+        known, asked = (pairs[(pairs[:, 0] == query).all(-1)] for pairs in (first, later))
+        chord = 2 * torch.sin(SPHERE.distance(asked[:, 0], asked[:, 1]) / 2)
+        assert (chord <= SPHERE.distance(known[:, 0], known[:, 1]).max()).all()
 
 
 @pytest.mark.parametrize("mode", ["connectivity", "distance"])

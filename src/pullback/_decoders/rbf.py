@@ -22,8 +22,10 @@ class RBFPrecision(nn.Module):
     linear layer with positive weights a. It starts with :math:`\sigma \approx` `scale` on the data and `ceiling` times
     that far away.
 
-    ```python sigma = pb.RBFPrecision(pb.Support.fit(codes, 500), num_features=784) decoder = lambda z: Normal(mean(z),
-    sigma(z)) # train sigma with the mean held fixed, once the codes are known ```
+    .. code-block:: python
+
+        sigma = pb.RBFPrecision(pb.Support.fit(codes, 500), num_features=784)
+        decoder = lambda z: Normal(mean(z), sigma(z))  # train sigma with the mean held fixed, once the codes are known
 
     Args:
         support: gives the centers and the width h (its `scale`).

@@ -44,7 +44,9 @@ def score_information(p: Distribution, *, num_samples: int = 1000, random_state:
 
     Has the signature of a rule, so one line makes a family of your own known to every metric:
 
-    ```python pb.fisher.register(ZeroInflatedPoisson)(pb.score_information) ```
+    .. code-block:: python
+
+        pb.fisher.register(ZeroInflatedPoisson)(pb.score_information)
 
     The relative error is of the order ``1 / √num_samples`` for one feature and averages out over many. The result says
     ``exact = False``, and metrics evaluate it code by code, so that a code's estimate does not depend on its neighbors.
