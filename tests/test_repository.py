@@ -8,6 +8,7 @@ import functools
 import graphlib
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import subprocess
@@ -103,27 +104,33 @@ def test_every_class_is_abstract_or_final(cls):
     assert not concrete, f"{cls.__name__} subclasses {concrete[0].__name__}, which can be instantiated: wrap it instead"
 
 
-def test_import_is_light():
+@pytest.fixture(scope="module")
+def fresh() -> dict:
+    """What a process finds that imports the package alone; this one has imported every module."""
+    code = (
+        "import json, sys, pullback; loaded = sorted({name.split('.')[0] for name in sys.modules});"
+        "rules = sorted({f.__qualname__ for f in [*pullback.fisher.registry, *pullback.embed.registry]});"
+        "found = callable(pullback.testing.check_metric) and callable(pullback.plot.latent);"
+        "print(json.dumps({'loaded': loaded, 'rules': rules, 'found': found}))"
+    )
+    return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def test_import_is_light(fresh):
     heavy = {"matplotlib", "sklearn", "IPython", "pandas", "plotly", "starlette", "uvicorn", "dask", "zarr", "tyro"}
-    code = "import sys, pullback; print(*{name.split('.')[0] for name in sys.modules})"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "torch" in loaded
-    assert not heavy & set(loaded)
+    assert "torch" in fresh["loaded"]
+    assert not heavy & set(fresh["loaded"])
 
 
-def test_submodules_are_attributes():
-    code = "import sys, pullback; assert callable(pullback.testing.check_metric); assert callable(pullback.plot.latent)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_submodules_are_attributes(fresh):
+    assert fresh["found"]
     with pytest.raises(AttributeError, match="no attribute 'geodesics'"):
         _ = pullback.geodesics
 
 
-def test_import_registers_every_rule():
-    """This process has imported every module; a user's imports the package alone."""
-    code = "import pullback; print(*{f.__qualname__ for f in [*pullback.fisher.registry, *pullback.embed.registry]})"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+def test_import_registers_every_rule(fresh):
     here = [f for f in [*pullback.fisher.registry, *pullback.embed.registry] if "test_" not in f.__module__]
-    assert set(printed.split()) == {f.__qualname__ for f in here}
+    assert set(fresh["rules"]) == {f.__qualname__ for f in here}
 
 
 def public() -> list[tuple[str, object]]:
