@@ -26,6 +26,13 @@ class EnsembleDecoder(nn.Module):
 
     Args:
         members: at least two decoders.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Bernoulli
+        >>> ensemble = pb.EnsembleDecoder([lambda z: Bernoulli(0 * z + 0.2), lambda z: Bernoulli(0 * z + 0.4)])
+        >>> ensemble(torch.zeros(1, 1)).probs
+        tensor([[0.3000]])
     """
 
     def __init__(self, members: Iterable[Decoder]):

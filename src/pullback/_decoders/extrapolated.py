@@ -63,6 +63,15 @@ class Extrapolated(nn.Module):
             with no way along the data between them (distant clusters) do not enter: the path between them has to cross
             the void, at this slope. Call `calibrate` after the decoder has changed. Lengths are those of the Fisher-Rao
             metric: for one in other units, such as the Euclidean, give your own.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> codes = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+        >>> metric = pb.FisherRaoMetric(pb.Extrapolated(lambda z: Normal(z, 1.0), pb.Support.fit(codes)))
+        >>> z = torch.tensor([[0.0, 0.0], [9.0, 0.0]])
+        >>> metric.log_volume(z).diff() > 1  # larger off the data than on them
+        tensor([True])
     """
 
     strength: Tensor

@@ -26,7 +26,7 @@ from pullback._typing import Float
 class Reweighted(nn.Module):
     r"""A decoder that fades to a target away from the data: :math:`(1 - s(z))\, h(z) + s(z)\, \mathrm{target}(z)`.
 
-    The slider is :math:`s = \mathrm{sigmoid}(D(z)/\mathrm{softplus}(\beta) - 7)`; see `pullback.translated_sigmoid`.
+    The slider is :math:`s = \mathrm{sigmoid}(D(z)/\mathrm{softplus}(\beta) - 7)`.
 
     Args:
         decoder: any decoder whose family has rules for `pullback.blend` and, without a `target`,
@@ -37,6 +37,14 @@ class Reweighted(nn.Module):
         target: a distribution of the decoder's family, broadcastable to what it decodes, or a decoder that returns one
             (an ``nn.Module`` there follows ``.to``). By default ``most_uncertain(p(x|z))``.
         smooth: whether D is the smooth distance or the paper's, which has kinks.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Bernoulli
+        >>> codes = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+        >>> decoder = pb.Reweighted(lambda z: Bernoulli(logits=0 * z + 2.0), pb.Support.fit(codes))
+        >>> decoder(torch.tensor([[0.0, 0.0], [90.0, 0.0]])).probs[:, 0].round(decimals=2)  # on the data and far off
+        tensor([0.8800, 0.5000])
     """
 
     beta: Tensor

@@ -26,7 +26,15 @@ Step = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Hessian:
-    r"""Differentiates the divergence twice: :math:`M = \frac s2 \nabla_w^2 D(p_z, p_w)|_{w=z}`. Exact."""
+    r"""Differentiates the divergence twice: :math:`M = \frac s2 \nabla_w^2 D(p_z, p_w)|_{w=z}`. Exact.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> metric = pb.DivergenceMetric(lambda z: Normal(z, 0.5), method=pb.divergences.Hessian())
+        >>> metric.tensor(torch.zeros(1))
+        tensor([[4.]])
+    """
 
     differentiable = True
 
@@ -49,6 +57,13 @@ class OneSidedDifference:
     Args:
         eps: the step; by default the cube root of the precision of the codes' dtype. In float32 the rounding of the
             divergence divided by ``eps²`` leaves about two digits.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> method = pb.divergences.OneSidedDifference(eps=1e-2)
+        >>> pb.DivergenceMetric(lambda z: Normal(z**2, 1.0), method=method).tensor(torch.ones(1).double())  # (2 z)²
+        tensor([[4.0401]], dtype=torch.float64)
     """
 
     eps: float | None = None
@@ -66,6 +81,13 @@ class CentralDifference:
 
     Args:
         eps: the step; by default the fourth root of the precision of the codes' dtype.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> method = pb.divergences.CentralDifference(eps=1e-2)
+        >>> pb.DivergenceMetric(lambda z: Normal(z**2, 1.0), method=method).tensor(torch.ones(1).double())  # (2 z)²
+        tensor([[4.0001]], dtype=torch.float64)
     """
 
     eps: float | None = None
@@ -102,6 +124,13 @@ class DivergenceMetric(Metric):
         divergence: one of `pullback.divergences`, or a function of two distributions. Its scale is s; wrap a function
             of your own as ``Divergence(function, scale=...)``, or it counts as 2, as Kullback-Leibler's.
         method: `Hessian` (exact), `CentralDifference` or `OneSidedDifference` (the paper's).
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> metric = pb.DivergenceMetric(lambda z: Normal(z, 0.5), pb.divergences.hellinger)
+        >>> metric.tensor(torch.zeros(1, dtype=torch.float64))  # 1 / σ²
+        tensor([[4.]], dtype=torch.float64)
     """
 
     decoder: Decoder

@@ -45,6 +45,13 @@ class EnsembleMetric(Metric):
         correlation_length: :math:`\epsilon`, the latent distance over which members are drawn anew: small, and
             disagreement dominates. The `scale` of a `Support` of the codes is a natural choice. ``math.inf`` keeps one
             member for the whole curve.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> ensemble = pb.EnsembleDecoder([lambda z: Normal(z, 1.0), lambda z: Normal(3 * z, 1.0)])
+        >>> pb.EnsembleMetric(ensemble, correlation_length=torch.inf).tensor(torch.zeros(1))  # (1² + 3²) / 2
+        tensor([[5.]])
     """
 
     ensemble: EnsembleDecoder

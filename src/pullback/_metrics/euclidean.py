@@ -29,6 +29,12 @@ class EuclideanMetric(Metric):
 
     Args:
         decoder: maps codes ``(N, d)`` to a distribution that has a mean and a standard deviation.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> pb.EuclideanMetric(lambda z: Normal(torch.cat([z, z**2], -1), 0.1)).tensor(torch.ones(1))  # 1 + (2 z)²
+        tensor([[5.]])
     """
 
     decoder: Decoder

@@ -30,6 +30,13 @@ class GPExpectedMetric(Metric):
 
     Args:
         process: the posterior.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> codes = torch.linspace(-1, 1, 9, dtype=torch.float64)[:, None]
+        >>> decoder = pb.GPDecoder(codes, codes**2, lengthscale=1.0, signal=1.0, noise=0.01)
+        >>> pb.GPExpectedMetric(decoder).tensor(torch.tensor([0.5]).double()).round(decimals=2)  # (2 z)²
+        tensor([[1.0300]], dtype=torch.float64)
     """
 
     process: GPDecoder

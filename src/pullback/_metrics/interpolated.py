@@ -44,6 +44,11 @@ class Grid:
     Args:
         low, high: opposite corners of the box, ``(d,)`` each.
         resolution: points along each axis, one number for all or one for each.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> pb.Grid(torch.zeros(2), torch.ones(2), resolution=3).points.shape
+        torch.Size([9, 2])
     """
 
     low: Tensor
@@ -119,6 +124,14 @@ class InterpolatedMetric(Metric):
     Attributes:
         mean: the points, the table, and the bandwidth σ of their weighted mean.
         error: measured at held-out points, an `InterpolationAccuracy`.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> exact = pb.FisherRaoMetric(lambda z: Normal(z**2, 1.0))
+        >>> grid = pb.Grid(torch.tensor([0.0]), torch.tensor([2.0]), resolution=200)
+        >>> pb.InterpolatedMetric.fit(exact, grid).tensor(torch.ones(1)).round(decimals=2)  # (2 z)²
+        tensor([[4.]])
     """
 
     mean: KernelMean

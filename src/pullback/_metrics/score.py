@@ -40,6 +40,13 @@ class ScoreMetric(Metric):
         decoder: maps codes ``(N, d)`` to a distribution whose batch shape starts with ``N``.
         num_samples: samples of every code.
         random_state: fixes the noise; with a seed, the caller's random state is untouched.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> metric = pb.ScoreMetric(lambda z: Normal(z, 0.5), num_samples=100_000)
+        >>> metric.tensor(torch.zeros(1)).round(decimals=1)  # 1 / σ²
+        tensor([[4.]])
     """
 
     decoder: Decoder

@@ -26,6 +26,14 @@ class CodeGraph(Graph):
     Its paths stay where data are, so they start a solver well where the decoder is uncertain elsewhere. They zigzag
     from code to code: their lengths are a few per cent too long in 2 dimensions and tens of per cent in 8, which
     matters little for a start. In 2 and 3 dimensions `Lattice` is finer.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z, 1.0))
+        >>> codes = torch.tensor([[0.0, 0.0], [3.0, 0.0], [3.0, 4.0]])
+        >>> pb.CodeGraph.fit(metric, codes, num_neighbors=1).distances(codes[0], codes[2]).round(decimals=2)
+        tensor(5.)
     """
 
     @classmethod

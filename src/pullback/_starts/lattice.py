@@ -63,6 +63,14 @@ class Lattice(Graph):
     """A regular grid over the codes, each node joined to a wide stencil of neighbors; make one with `Lattice.fit`.
 
     It sees the whole region, also where no codes are, and in a flat space its distances are at most 2 % too long.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z, 1.0))
+        >>> codes = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+        >>> pb.Lattice.fit(metric, codes, num_nodes=400).distances(*codes).round(decimals=2)
+        tensor(5.0300)
     """
 
     @classmethod
