@@ -71,52 +71,50 @@ Line = Callable[[Any], Tensor]
 Constant = float | Tensor
 
 
-def half_plane(family: type[Distribution], *, a: float, c: float, shear: float = 0.0) -> Callable[[Plane], Plane]:
+def _loc_and_scale(p: Any) -> tuple[Tensor, Tensor]:
+    return p.loc, p.scale
+
+
+def half_plane(
+    family: type[Distribution], *, a: float, c: float, shear: float = 0.0, chart: Plane = _loc_and_scale
+) -> None:
     r"""Registers a family with :math:`I = (a (d\mu + b\,d\sigma)^2 + c\,d\sigma^2) / \sigma^2`, b the shear.
 
-    Decorates ``p -> (μ, σ)``.
+    The `chart` gives (μ, σ) of a member.
     """
 
-    def register(chart: Plane) -> Plane:
-        def root(eta: Tensor, u: Tensor) -> Tensor:
-            return _root(u[..., 0] + shear * u[..., 1], u[..., 1], eta[..., 1], a, c)
+    def root(eta: Tensor, u: Tensor) -> Tensor:
+        return _root(u[..., 0] + shear * u[..., 1], u[..., 1], eta[..., 1], a, c)
 
-        def dual(p: Distribution, origin: Distribution | None = None) -> Dual:
-            loc, scale = chart(p)
-            loc0, scale0 = (0.0, 1.0) if origin is None else chart(origin)
-            return _dual(loc - loc0 + shear * (scale - scale0), scale, scale0, a, c)
+    def dual(p: Distribution, origin: Distribution | None = None) -> Dual:
+        loc, scale = chart(p)
+        loc0, scale0 = (0.0, 1.0) if origin is None else chart(origin)
+        return _dual(loc - loc0 + shear * (scale - scale0), scale, scale0, a, c)
 
-        def distance(p: Distribution, q: Distribution) -> Tensor:
-            (loc, scale), (loc1, scale1) = chart(p), chart(q)
-            return _distance(loc1 - loc + shear * (scale1 - scale), scale, scale1, a, c)
+    def distance(p: Distribution, q: Distribution) -> Tensor:
+        (loc, scale), (loc1, scale1) = chart(p), chart(q)
+        return _distance(loc1 - loc + shear * (scale1 - scale), scale, scale1, a, c)
 
-        fisher.register(family, lambda p: Information(torch.stack(chart(p), -1), root=root))
-        embed.register(family, dual)
-        rao_distance.register(family, distance)
-        return chart
-
-    return register
+    fisher.register(family, lambda p: Information(torch.stack(chart(p), -1), root=root))
+    embed.register(family, dual)
+    rao_distance.register(family, distance)
 
 
-def half_line(family: type[Distribution], *, c: float) -> Callable[[Line], Line]:
-    r"""Registers a family with :math:`I = c / \sigma^2`, σ a scale or a rate; decorates ``p -> σ``."""
+def half_line(family: type[Distribution], *, c: float, chart: Line) -> None:
+    r"""Registers a family with :math:`I = c / \sigma^2`; the `chart` gives σ, a scale or a rate."""
     length = math.sqrt(c)
 
-    def register(chart: Line) -> Line:
-        def information(p: Distribution) -> Information:
-            return Information(chart(p)[..., None], lambda eta, u: length * u / eta, isometric=True, separable=True)
+    def information(p: Distribution) -> Information:
+        return Information(chart(p)[..., None], lambda eta, u: length * u / eta, isometric=True, separable=True)
 
-        def dual(p: Distribution, origin: Distribution | None = None) -> Dual:
-            scale = chart(p)
-            phi = length * log_ratio(scale, torch.ones_like(scale) if origin is None else chart(origin))[..., None]
-            return phi, phi
+    def dual(p: Distribution, origin: Distribution | None = None) -> Dual:
+        scale = chart(p)
+        phi = length * log_ratio(scale, torch.ones_like(scale) if origin is None else chart(origin))[..., None]
+        return phi, phi
 
-        fisher.register(family, information)
-        embed.register(family, dual)
-        rao_distance.register(family, lambda p, q: length * log_ratio(chart(q), chart(p)).abs())
-        return chart
-
-    return register
+    fisher.register(family, information)
+    embed.register(family, dual)
+    rao_distance.register(family, lambda p, q: length * log_ratio(chart(q), chart(p)).abs())
 
 
 def _root(dloc: Tensor, dscale: Tensor, scale: Tensor, a: Constant, c: Constant) -> Tensor:
@@ -142,54 +140,28 @@ def _distance(step: Tensor, scale: Tensor, scale1: Tensor, a: Constant, c: Const
     return 2 * c**0.5 * torch.asinh(chord / 2)
 
 
-@half_plane(Normal, a=1, c=2)
-def _(p: Normal) -> tuple[Tensor, Tensor]:
-    r"""Coordinates (μ, σ): I = diag(1, 2) / σ². (The paper's appendix prints 1/(2σ²) for σ²: it is 1/(2σ⁴).)"""
-    return p.loc, p.scale
-
-
-@half_plane(LogNormal, a=1, c=2)
-def _(p: LogNormal) -> tuple[Tensor, Tensor]:
-    """Coordinates (μ, σ) of log x: as for the Normal, because the logarithm is a fixed bijection."""
-    return p.loc, p.scale
-
-
-@half_plane(Laplace, a=1, c=1)
-def _(p: Laplace) -> tuple[Tensor, Tensor]:
-    r"""Coordinates (μ, b): I = diag(1, 1) / b². The density has a kink at μ, so this is the covariance of the score
-    only.
-    """
-    return p.loc, p.scale
-
-
-@half_plane(Cauchy, a=0.5, c=0.5)
-def _(p: Cauchy) -> tuple[Tensor, Tensor]:
-    r"""Coordinates (μ, γ): I = diag(1, 1) / (2γ²)."""
-    return p.loc, p.scale
-
-
-@half_plane(Gumbel, a=1, c=math.pi**2 / 6, shear=euler_constant - 1)
-def _(p: Gumbel) -> tuple[Tensor, Tensor]:
-    r"""Coordinates (μ, β): I = [[1, γ - 1], [γ - 1, (γ - 1)² + π²/6]] / β², γ Euler's constant."""
-    return p.loc, p.scale
-
-
-@half_plane(Weibull, a=1, c=math.pi**2 / 6, shear=euler_constant - 1)
-def _(p: Weibull) -> tuple[Tensor, Tensor]:
-    r"""Coordinates (-log λ, 1/k): -log x is a Gumbel variable with that location and scale."""
-    return -p.scale.log(), p.concentration.reciprocal()
-
-
-@half_line(HalfNormal, c=2)
-def _(p: HalfNormal) -> Tensor:
-    r"""Coordinate σ: I = 2 / σ²; the sign that is lost carries no information on σ."""
-    return p.scale
-
-
-@half_line(HalfCauchy, c=0.5)
-def _(p: HalfCauchy) -> Tensor:
-    r"""Coordinate γ: I = 1 / (2γ²)."""
-    return p.scale
+# (μ, σ): I = diag(1, 2) / σ². (The paper's appendix prints 1/(2σ²) for σ²: it is 1/(2σ⁴).)
+half_plane(Normal, a=1, c=2)
+# (μ, σ) of log x: as for the Normal, because the logarithm is a fixed bijection.
+half_plane(LogNormal, a=1, c=2)
+# (μ, b): I = diag(1, 1) / b². The density has a kink at μ, so this is the covariance of the score only.
+half_plane(Laplace, a=1, c=1)
+# (μ, γ): I = diag(1, 1) / (2γ²).
+half_plane(Cauchy, a=0.5, c=0.5)
+# (μ, β): I = [[1, γ - 1], [γ - 1, (γ - 1)² + π²/6]] / β², γ Euler's constant.
+half_plane(Gumbel, a=1, c=math.pi**2 / 6, shear=euler_constant - 1)
+# (-log λ, 1/k): -log x is a Gumbel variable with that location and scale.
+half_plane(
+    Weibull,
+    a=1,
+    c=math.pi**2 / 6,
+    shear=euler_constant - 1,
+    chart=lambda p: (-p.scale.log(), p.concentration.reciprocal()),
+)
+# σ: I = 2 / σ²; the sign that is lost carries no information on σ.
+half_line(HalfNormal, c=2, chart=lambda p: p.scale)
+# γ: I = 1 / (2γ²).
+half_line(HalfCauchy, c=0.5, chart=lambda p: p.scale)
 
 
 class UnitNormal(Normal):

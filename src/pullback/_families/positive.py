@@ -48,10 +48,8 @@ fades(Beta, concentration1=FLAT, concentration0=FLAT)
 fades(Kumaraswamy, concentration1=FLAT, concentration0=FLAT)
 
 
-@half_line(Exponential, c=1)
-def _(p: Exponential) -> Tensor:
-    r"""Coordinate λ, the rate: I = 1 / λ²."""
-    return p.rate
+# λ, the rate: I = 1 / λ².
+half_line(Exponential, c=1, chart=lambda p: p.rate)
 
 
 @natural_and_mean.register

@@ -32,7 +32,7 @@ def fisher(p: Distribution) -> Information:
        \qquad \mathrm{KL}(p_\eta, p_{\eta + u}) = \tfrac12\, u^\top I(\eta)\, u + O(|u|^3),
 
     the only metric, up to scale, that no sufficient statistic changes (Rao 1945; Amari and Nagaoka, *Methods of
-    Information Geometry*, 2000). Each family chooses its coordinates, named in the docstring of its rule; the metric
+    Information Geometry*, 2000). Each family chooses its coordinates, named beside its rule; the metric
     pulled back to a latent space does not depend on that choice.
 
     To add a family, register a function that returns an `Information`. The coordinates must be differentiable functions
