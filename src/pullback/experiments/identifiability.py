@@ -45,6 +45,9 @@ class Settings:
 
 
 PAPER = Settings()
+# Relative error of a distance that is asked of the solver, and variation under a warp beyond which two searches have
+# found different paths.
+TOLERANCE, HOP = 1e-3, 1e-2
 KINDS = {
     "latent": "Euclidean, codes",
     "euclidean": "pull-back Euclidean, mean poses",
@@ -112,7 +115,7 @@ def _identifiability(metrics: list[pb.Metric] | None, codes: list[Tensor], setti
         codes,
         num_pairs=settings.num_pairs,
         init=lambda metric, z: pb.Lattice.fit(metric, z, num_nodes=settings.num_nodes),
-        solver=pb.GaussNewton(rtol=1e-3, max_segments=settings.max_segments),
+        solver=pb.GaussNewton(rtol=TOLERANCE, max_segments=settings.max_segments),
         random_state=settings.seed,
     )
 
@@ -143,7 +146,9 @@ def _numbers(found: pb.Identifiability, warped: pb.Identifiability) -> dict[str,
         "mean": float(found.variation.mean()),
         "median": float(found.variation.median()),
         "normalized": float((scaled.std(0) / scaled.mean(0)).mean()),
-        "warped": float(warped.variation.mean()),
+        "warped": float(warped.variation.median()),
+        "hops": int((warped.variation > HOP).sum()),
+        "pairs": len(warped.variation),
         "converged": int(found.converged.sum()),
         "paths": found.converged.numel(),
     }
@@ -161,6 +166,13 @@ def _draw(found: dict[str, pb.Identifiability]) -> Figure:
     ax.invert_yaxis()
     ax.grid(axis="x", alpha=0.3)
     return figure
+
+
+def _same(n: dict[str, Any]) -> Verdict:
+    """Holds if all but a tenth of the distances are the same, to the tolerance of the solver in the median."""
+    if n["warped"] < TOLERANCE and n["hops"] <= n["pairs"] / 10:
+        return "holds"
+    return "holds weakly" if n["warped"] < HOP else "does not hold"
 
 
 def _findings(numbers: dict[str, Any], settings: Settings) -> list[Finding]:
@@ -189,21 +201,30 @@ def _findings(numbers: dict[str, Any], settings: Settings) -> list[Finding]:
             "Distances do not depend on the coordinates of the latent space",
             "Sec. 2",
             "by construction",
-            f"variation under a warp of the plane {plain['warped']:.1e} (Fisher–Rao), {latent['warped']:.2f} "
-            f"(Euclidean)",
-            "holds" if plain["warped"] < 0.01 else "does not hold",
-            "" if plain["warped"] < 0.01 else "the two solutions differ",
+            f"variation under a warp of the plane {plain['warped']:.1e} (Fisher–Rao, median), {latent['warped']:.2f} "
+            f"(Euclidean); in {plain['hops']} of {plain['pairs']} pairs it is above 1%",
+            _same(plain),
+            "" if _same(plain) == "holds" else "in some pairs the search ends in another valley in other coordinates",
         ),
     ]
 
 
 def _table(numbers: dict[str, Any]) -> Table:
-    columns = ["distance", "variation: mean", "median", "scale divided out", "under a warp", "converged"]
+    columns = [
+        "distance",
+        "variation: mean",
+        "median",
+        "scale divided out",
+        "under a warp: median",
+        "pairs above 1%",
+        "converged",
+    ]
     rows = [
         [
             KINDS[kind],
             *(f"{n[key]:.3f}" for key in ("mean", "median", "normalized")),
             f"{n['warped']:.1e}",
+            f"{n['hops']} of {n['pairs']}",
             "" if kind == "latent" else f"{n['converged']} of {n['paths']}",
         ]
         for kind, n in numbers.items()
