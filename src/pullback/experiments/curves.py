@@ -308,6 +308,7 @@ def draw_space(curves: Curves, resolution: int) -> Figure:
         top.annotate(name, place, xytext=(0, -12), textcoords="offset points", fontsize="x-large", ha="center")
     bar = figure.colorbar(plt.cm.ScalarMappable(scale, VARIANCE), ax=top, shrink=0.6)
     bar.set_label("standard deviation")
+    top.locator_params(nbins=5)
     top.set(xlabel=r"$\mu_2$", ylabel=r"$\mu_1$", title=r"means along $\gamma$ and $c$, data in gray", aspect="equal")
     _draw_parameters(figure, curves, resolution)
     return figure

@@ -56,6 +56,13 @@ TITLES = {
     SIGNED: "one-sided KL by samples",
     ABSOLUTE: "one-sided KL by samples, absolute per bone (authors' code)",
 }
+# In the figure, two lines each.
+PANELS = {
+    OURS: "exact,\nExtrapolated",
+    EXACT: "exact,\nthe paper's decoder",
+    ONE_SIDED: "one-sided KL,\nclosed form",
+    ABSOLUTE: "one-sided KL,\nsamples, absolute",
+}
 REGIONS = ("data", "boundary", "void")
 # The slider of the paper's decoder between which a code is at the boundary.
 BOUNDARY = (0.01, 0.99)
@@ -74,7 +81,7 @@ class Settings:
     units: tuple[float, ...] = (1.0, 0.2)
     num_directions: int = 8
     # Of the grid, along its longer side.
-    resolution: int = 80
+    resolution: int = 120
     # At which the error on the data is taken.
     num_codes: int = 500
     # Of the Monte Carlo divergence, as in the authors' code.
@@ -227,7 +234,7 @@ def _draw_errors(model: Model, grid: Tensor, maps: dict[str, Errors], eps: float
         )
         ax.contour(x, y, values, levels=[limit], colors="#4dd2ff", linewidths=0.6)
         figures.dots(ax, model.codes)
-        ax.set_title(TITLES[name].replace(", ", ",\n", 1).replace("KL by", "KL\nby", 1).split(" (")[0])
+        ax.set_title(PANELS[name])
     label = r"mean $|KL - \frac{1}{2}\delta^\top M\delta|$, $|\delta| = $" + f"{eps:g}"
     found = figures.bar(axes, image, label)
     found.ax.axvline(limit, color="#4dd2ff", linewidth=1.5)
