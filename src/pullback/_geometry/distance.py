@@ -67,6 +67,13 @@ def distance(
     Raises:
         ConvergenceError: if a path did not converge. Its `result` is the `pullback.Geodesic`, with a status for each
             pair.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z[..., 0], z[..., 1]))
+        >>> pb.distance(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0])).round(decimals=3)  # √2 log 2
+        tensor(0.9800)
     """
     return safe_sqrt(squared_distance(metric, a, b, solver=solver, init=init))
 
@@ -84,6 +91,14 @@ def squared_distance(
 
     Its gradient in ``a`` is :math:`-2 M(a) \operatorname{Log}_a(b)`. Arguments, derivatives and errors as for
     `distance`.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> a = torch.tensor([3.0, 4.0], requires_grad=True)
+        >>> pb.squared_distance(pb.FisherRaoMetric(lambda z: Normal(z, 1.0)), a, torch.zeros(2)).backward()
+        >>> a.grad.round(decimals=3)
+        tensor([6., 8.])
     """
     a, b = codes_for(metric, a, b)
     path = geodesic(metric, a, b, solver=solver, init=init)

@@ -168,6 +168,14 @@ def logarithm(
     With ``check=True`` each velocity is tried out by the exponential map, and the path refined further where that
     misses ``b``. See Marsden and West 2001, *Discrete mechanics and variational integrators*, section 1, for the
     momenta of discrete paths.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z[..., 0], z[..., 1]))
+        >>> found = pb.logarithm(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0]))
+        >>> found.velocity.round(decimals=3), found.messages.item()
+        (tensor([0.0000, 0.6930]), 'converged')
     """
     a, b = codes_for(metric, a, b)
     path = geodesic(metric, a, b, solver=solver, init=init)

@@ -92,7 +92,7 @@ class Lattice(Graph):
         d = codes.shape[1]
         if d not in _SHAPES:
             raise ValueError(f"A lattice lies in 2 or 3 dimensions, and the codes in {d}. Use pullback.CodeGraph.fit.")
-        corner, cell, counts = _box(codes, num_nodes or _default_nodes(metric, codes), margin)
+        corner, cell, counts = _box(codes, num_nodes or default_nodes(metric, codes), margin)
         grid = _Grid(metric, corner, cell, counts)
         rows, columns, lengths, euclidean = grid.edges()
         weights = break_ties(lengths, euclidean)
@@ -101,7 +101,8 @@ class Lattice(Graph):
         )
 
 
-def _default_nodes(metric: Metric, codes: Tensor) -> int:
+def default_nodes(metric: Metric, codes: Tensor) -> int:
+    """About how many nodes a grid over the codes has: more where decoding is cheap."""
     with unvalidated(), torch.no_grad():
         dual = metric.embed(codes[:1])
     cheap = dual is not None and dual[0].shape[-1] <= _CHEAP
