@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib import image
+from PIL import Image
 
 from pullback.cli.reproduce import NAMES
 from pullback.experiments.page import claims, findings
@@ -56,8 +56,8 @@ ALT = {
     "identifiability": "Coefficients of variation of distances over retrained models, for five geometries",
     "complexity": "Work and time of five routes to the metric tensor",
 }
-# Colors of a copied figure and its largest width in pixels, which keep it below 400 kB.
-COLORS, MOST_PIXELS = 256, 1100
+# Bytes of a copied figure.
+MOST_BYTES = 400_000
 
 
 def main(out: Path) -> None:
@@ -100,9 +100,12 @@ def figure(path: Path) -> str:
 def shrink(path: Path, target: Path) -> None:
     """Copies a picture; one that is too large with fewer pixels."""
     shutil.copyfile(path, target)
-    pixels = image.imread(path)
-    if path.stat().st_size > 400_000:
-        image.thumbnail(path, target, scale=min(1.0, 0.75 * MOST_PIXELS / pixels.shape[1]), interpolation="bilinear")
+    scale = 1.0
+    while target.stat().st_size > MOST_BYTES:
+        scale *= 0.9
+        with Image.open(path) as picture:
+            size = (round(scale * picture.width), round(scale * picture.height))
+            picture.convert("RGB").resize(size, Image.Resampling.LANCZOS).save(target, optimize=True)
 
 
 def animation(out: Path, report: Report) -> list[str]:

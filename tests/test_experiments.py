@@ -211,12 +211,17 @@ def test_a_claim_that_fails_at_one_seed_says_so():
 
 def test_tables_over_seeds_have_spread_unless_their_rows_differ():
     def tables(n: int) -> list[Table]:
-        return [Table("same", ["", "m"], [["a", f"{n}.0"]]), Table("own", ["", "m"], [[f"row {n}", "1"]])]
+        return [
+            Table("same", ["", "m"], [["a", f"{n}.0"]]),
+            Table("own", ["", "m"], [[f"row {n}", "1"]]),
+            Table("single", ["", "m"], [["a", f"{n}.0"]], single=True),
+        ]
 
     seeds = [report(numbers={"settings": {"seed": n}}, tables=tables(n)) for n in (1, 2, 3)]
-    same, own, *_ = over_seeds(seeds).tables
+    same, own, single, *_ = over_seeds(seeds).tables
     assert same.rows == [["a", "2.0 ± 1.0"]]
     assert (own.title, own.rows) == ("own (seed 1)", [["row 1", "1"]])
+    assert (single.title, single.rows) == ("single (seed 1)", [["a", "1.0"]])
 
 
 def test_a_report_is_read_as_it_was_written(tmp_path):

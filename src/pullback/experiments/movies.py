@@ -406,7 +406,7 @@ def gained_and_lost(users: Tensor, titles: tuple[str, ...], num_titles: int, nam
         lost = [i for i in order[::-1][:num_titles] if change[i] <= -WORTH]
         cells = (_movies(chosen, titles, before, after) for chosen in (gained, lost))
         rows.append([f"{step} of {len(users) - 1}", *cells])
-    return Table(f"Movies gained and lost along {name}", ["part of the way", "gained", "lost"], rows)
+    return Table(f"Movies gained and lost along {name}", ["part of the way", "gained", "lost"], rows, single=True)
 
 
 def _movies(chosen: list[int], titles: tuple[str, ...], before: Tensor, after: Tensor) -> str:

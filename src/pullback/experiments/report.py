@@ -46,11 +46,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of words and numbers under a title."""
+    """Rows of words and numbers under a title; with `single`, of one seed, without a counterpart in others."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    single: bool = False
 
     def __str__(self) -> str:
         """The table with aligned columns, for a terminal."""

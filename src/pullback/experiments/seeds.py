@@ -24,7 +24,8 @@ def over_seeds(reports: Sequence[Report]) -> Report:
     first = reports[0]
     seeds = [f"seed {report.numbers['settings']['seed']}" for report in reports]
     tables = [_table([report.tables for report in reports], i, seeds[0]) for i in range(len(first.tables))]
-    measures = [[name, *_measure([report.measures[name] for report in reports])] for name in first.measures]
+    common = [name for name in first.measures if all(name in report.measures for report in reports)]
+    measures = [[name, *_measure([report.measures[name] for report in reports])] for name in common]
     rows = list(zip(*(report.findings for report in reports), strict=True))
     verdicts = [[some[0].claim, *(f.verdict for f in some)] for some in rows if some[0].verdict != VERDICTS[-1]]
     added = [
@@ -59,7 +60,7 @@ def _table(tables: Sequence[Sequence[Table]], place: int, first: str) -> Table:
     same = [some[place] for some in tables if len(some) > place]
     table = same[0]
     labels = {(t.title, tuple(t.columns), tuple(row[0] for row in t.rows)) for t in same}
-    if len(same) < len(tables) or len(labels) > 1:
+    if table.single or len(same) < len(tables) or len(labels) > 1:
         return replace(table, title=f"{table.title} ({first})")
     rows = [_row(rows) for rows in zip(*(t.rows for t in same), strict=True)]
     return replace(table, rows=rows)

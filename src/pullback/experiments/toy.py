@@ -375,7 +375,8 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
 
 def _near_tie(numbers: dict[str, Any]) -> Finding:
     ratios = _ratios(numbers["bernoulli"]["reweight"])
-    ties = sum(abs(r - 1) < TIE for r in ratios)
+    ties, n = sum(abs(r - 1) < TIE for r in ratios), numbers["bernoulli"]["reweight"]
+    explained = ties or n["converged"] < n["paths"]
     return Finding(
         "Some Bernoulli paths fail to converge",
         "Sec. 4.2",
@@ -383,8 +384,10 @@ def _near_tie(numbers: dict[str, Any]) -> Finding:
         f"{_share(numbers, 'reweight', 'converged', ['bernoulli'])} converge; where both ways exist, the void is "
         f"{min(ratios, default=1):.3f} to {max(ratios, default=1):.3f} times as long as the ring, {ties} of "
         f"{len(ratios)} within {TIE:.0%}",
-        "holds",
-        "explained: two valleys of nearly the same length, so a descent from a rough start decides slowly between them",
+        "holds" if explained else "does not hold",
+        "explained: two valleys of nearly the same length, so a descent from a rough start decides slowly between them"
+        if explained
+        else "all converge, and the two ways differ",
     )
 
 
@@ -399,7 +402,7 @@ def _ways_table(numbers: dict[str, Any]) -> Table:
                     [FAMILIES[name].title, str(i + 1), f"{void:.3f}", "" if ring is None else f"{ring:.3f}", ratio]
                 )
     columns = ["family", "pair", "through the void", "along the ring", "ratio"]
-    return Table("Lengths of both ways, where a path through the void was found", columns, rows)
+    return Table("Lengths of both ways, where a path through the void was found", columns, rows, single=True)
 
 
 def _table(numbers: dict[str, Any]) -> Table:
