@@ -155,9 +155,12 @@ def _choose_plain_kernels(undo: contextlib.ExitStack) -> None:
     undo.enter_context(torch.backends.cudnn.flags(enabled=False))
 
 
-def _switch_validation_off(undo: contextlib.ExitStack) -> None:
+def _work_carefully(undo: contextlib.ExitStack) -> None:
     undo.callback(Distribution.set_default_validate_args, Distribution._validate_args)
     Distribution.set_default_validate_args(False)
+    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        undo.callback(setattr, backend, "allow_tf32", backend.allow_tf32)
+        backend.allow_tf32 = False
 
 
 def _leave_compiled_code(undo: contextlib.ExitStack) -> None:
@@ -166,8 +169,10 @@ def _leave_compiled_code(undo: contextlib.ExitStack) -> None:
 
 _eager_code = SharedSetting(_leave_compiled_code)
 
-unvalidated = SharedSetting(_switch_validation_off)
-"""A context in which distributions do not check their parameters: a NaN reaches the caller instead of ending the batch."""
+unvalidated = SharedSetting(_work_carefully)
+"""A context for the library's own work. Distributions do not check their parameters: a NaN reaches the caller instead of
+ending the batch. Products of matrices keep the digits of float32: chords are differences, and lose half of those of
+TensorFloat-32 twice."""
 
 
 @contextlib.contextmanager

@@ -33,9 +33,9 @@ from pullback._numerics.rows import concatenate
 from pullback._solvers.objective import Expansion, NoEmbeddingError, Objective, Work
 
 # Bytes of decoded points held at a time: on a CPU what stays in its cache, or more where a point has few features and
-# calls cost more than points (benchmarks/geodesics.py, VAE and toy); on an accelerator a share of its memory
-# (benchmarks/geodesics_gpu.py).
-_CACHE_BYTES, _FEW_BYTES, _DEVICE_BYTES = 2**24, 2**27, 2**31
+# calls cost more than points (benchmarks/geodesics.py, VAE and toy); on an accelerator a share of its memory, of which
+# convolutions take up to seven times as much for their inner layers (benchmarks/gpu_tasks.py).
+_CACHE_BYTES, _FEW_BYTES, _DEVICE_SHARE = 2**24, 2**27, 1 / 16
 _FEW_FEATURES = 64
 
 
@@ -176,8 +176,10 @@ class ChordEnergy(Objective):
 
 
 def _chunk_bytes(nodes: Tensor, num_features: int) -> int:
+    if nodes.device.type == "cuda":
+        return int(_DEVICE_SHARE * torch.cuda.get_device_properties(nodes.device).total_memory)
     if nodes.device.type != "cpu":
-        return _DEVICE_BYTES
+        return _FEW_BYTES
     return _CACHE_BYTES if num_features > _FEW_FEATURES else _FEW_BYTES
 
 
