@@ -108,19 +108,22 @@ def squared_distance(
     return differentiable_energy(metric, path, a, b)
 
 
-def differentiable_energy(
-    metric: Metric, path: Geodesic, a: Tensor, b: Tensor, *, refuse: bool = True
-) -> Float[Tensor, "*batch"]:
-    """The energies of solved paths as functions of their end points and of the decoder.
+def differentiable_energy(metric: Metric, path: Geodesic, a: Tensor, b: Tensor) -> Float[Tensor, "*batch"]:
+    """The energies of solved paths as functions of their end points and of the decoder, once differentiable.
 
-    With `refuse`, gradients that still change with the number of segments raise; else the caller judges them.
+    Gradients that still change with the number of segments are refused.
     """
+    return _Once.apply(*energies_and_doubts(metric, path, a, b))  # pyright: ignore[reportReturnType]
+
+
+def energies_and_doubts(metric: Metric, path: Geodesic, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The energies ``(*batch)``, and by how much their gradients change with the number of segments; see `_doubt`."""
     batch, d = path.length.shape, a.shape[-1]
     start, stop = (z.expand(*batch, d).reshape(-1, d) for z in (a, b))
     rows = _levels(path)
-    parts = [_along(metric, path, index, T, start[index], stop[index], refuse) for T, index in rows]
+    energies, doubts = zip(*(_along(metric, path, index, T, start[index], stop[index]) for T, index in rows), strict=True)
     order = torch.cat([index for _, index in rows]).argsort()
-    return torch.cat(parts)[order].reshape(batch)
+    return torch.cat(energies)[order].reshape(batch), torch.cat(doubts)[order].reshape(batch)
 
 
 def _raise_if_failed(path: Geodesic) -> None:
@@ -152,8 +155,10 @@ def _levels(path: Geodesic) -> list[tuple[int, Tensor]]:
     return [(T, (levels == T).nonzero()[:, 0]) for T in levels.unique().tolist()]
 
 
-def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor, refuse: bool) -> Tensor:
-    """Squared distances of the pairs at `index` that depend on their end points and on the decoder.
+def _along(
+    metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Squared distances of the pairs at `index` that depend on their end points and on the decoder, and their doubts.
 
     Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is kept as
     it is, and its length differentiated, which unlike its energy does not ask for constant speed.
@@ -165,7 +170,7 @@ def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor,
     with torch.no_grad(), unvalidated():
         value = romberg(*(chords.energy(nodes) for nodes in solved))[0]
     agree = (value - found).abs() <= _AGREEMENT * found
-    doubt = _doubt(chords, solved, fixed, agree) if refuse else torch.zeros_like(found)
+    doubt = _doubt(chords, solved, fixed, agree)
     rows, parts = [agree.nonzero()[:, 0], (~agree).nonzero()[:, 0]], []
     if len(rows[0]):
         ds2 = (_differentiable_chords(chords, nodes, rows[0], start, stop) for nodes in solved)
@@ -173,8 +178,7 @@ def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor,
     if len(rows[1]):
         square = safe_sqrt(_differentiable_chords(chords, fixed, rows[1], start, stop)).sum(-1) ** 2
         parts.append(square + (found[rows[1]] - square.detach()))
-    energy = torch.cat(parts)[torch.cat(rows).argsort()]
-    return _Once.apply(energy, doubt)  # pyright: ignore[reportReturnType]
+    return torch.cat(parts)[torch.cat(rows).argsort()], doubt
 
 
 def _doubt(chords: ChordEnergy, solved: list[Tensor], fixed: Tensor, agree: Tensor) -> Tensor:

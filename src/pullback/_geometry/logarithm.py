@@ -29,7 +29,7 @@ from torch import Tensor
 from pullback._curves.curve import CubicSpline
 from pullback._curves.steps import nearly_equal, safe_sqrt
 from pullback._decoders.contract import unvalidated
-from pullback._geometry.distance import differentiable_energy
+from pullback._geometry.distance import energies_and_doubts
 from pullback._geometry.exponential import arrivals
 from pullback._geometry.geodesic import Geodesic, Start, geodesic
 from pullback._metrics.base import Metric, codes_for
@@ -50,6 +50,8 @@ _MARGIN, _TRIAL = 0.5, 0.1
 _WORTHWHILE, _PATIENCE = 4.0, 2
 # Miss of b, as a share of the distance and over `rtol`, from which on a path is refined further; and how often.
 _MISSED, _NUM_RETRIALS = 1.0, 2
+# Change of a gradient of order four, when segments are halved, over its error (Richardson).
+_RICHARDSON = 15.0
 # Steps of the geodesics that try velocities out.
 _MAX_STEPS = 1000
 
@@ -270,10 +272,11 @@ def _by_gradient(metric: Metric, path: Geodesic, found: _Velocities, index: Tens
     with torch.enable_grad():
         start = ends[:, 0].detach().clone().requires_grad_()
         begin = start.reshape(*path.length.shape, -1)
-        square = differentiable_energy(metric, path, begin, path.curve.end, refuse=False).flatten()
-        (slope,) = torch.autograd.grad(square[index].sum(), start)
-    energy, momentum = square.detach()[index], -0.5 * slope[index]
-    found.update(metric, Extremals(index, energy, found.bound[index] ** 2, momentum, torch.zeros_like(energy)))
+        square, doubt = energies_and_doubts(metric, path, begin, path.curve.end)
+        (slope,) = torch.autograd.grad(square.flatten()[index].sum(), start)
+    energy, momentum = square.detach().flatten()[index], -0.5 * slope[index]
+    error = doubt.flatten()[index] / _RICHARDSON
+    found.update(metric, Extremals(index, energy, found.bound[index] ** 2, momentum, error))
 
 
 def _try_out(metric: Metric, found: _Velocities, index: Tensor, rtol: float) -> Tensor:

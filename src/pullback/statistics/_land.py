@@ -39,13 +39,14 @@ from pullback.statistics._normalization import (
     importance_sample,
     log_base,
     quadratic,
+    shell,
 )
 from pullback.statistics._paths import Paths, Starts
 from pullback.statistics._surrogate import KnownRadii, log_normalizer
 
 # Paths of three digits are enough for a density, and most of the time goes into them.
 _COARSE = GaussNewton(rtol=1e-3, min_segments=8, max_segments=32, max_steps=8)
-# Share of paths that may fail, and standard error of log C, before a warning says so.
+# Share of paths that may fail, and standard error of log C or share of C far away, before a warning says so.
 _TOO_MANY_FAILED, _TOO_UNCERTAIN = 0.1, 0.1
 # Times as many points in each batch for the final normalization constants.
 _FINAL = 2
@@ -153,8 +154,9 @@ class LAND(DensityMixin, Estimator):
             problem = Problem(paths, codes, sample, self.reg_covar)
             found = fit(problem, means, tol=self.tol, max_iter=self.max_iter)
             self._finish(problem, found, _FINAL * num, seed + _FRESH, X)
+            far = max(_far_share(problem, self._log_base, c, seed) for c in found.components)
         _warn(found, self.max_iter)
-        _warn_of_noise(float(self.log_normalizer_se_.max()), self.base_measure)
+        _warn_of_noise(float(self.log_normalizer_se_.max()), far, self.base_measure)
         return self
 
     def _known_paths(self, refresh: bool = False) -> Paths:
@@ -323,13 +325,26 @@ def _warn(found: Fit, max_iter: int) -> None:
         )
 
 
-def _warn_of_noise(error: float, base_measure: BaseMeasure) -> None:
-    if error <= _TOO_UNCERTAIN:
-        return
-    fix = "Raise num_points."
-    if base_measure == "lebesgue":
-        fix = (
-            "Raise num_points; but if the decoder becomes constant away from the data, the integral over dz is "
-            "infinite: use base_measure='volume', or wrap the decoder in pullback.Extrapolated."
+def _far_share(problem: Problem, base: LogBase, component: Component, seed: int) -> float:
+    """The mass in a shell beyond all points of the sample, as a share of C: next to nothing unless C is infinite."""
+    if problem.paths.is_flat:
+        return 0.0
+    sample = shell(base, problem.codes, seed)
+    cloud = Cloud(View.of(problem.paths, component.mean, sample.z).v, sample.log_weight)
+    terms = cloud.log_terms(component.precision).nan_to_num(-torch.inf)
+    return float((terms.logsumexp(0) - component.log_normalizer).exp())
+
+
+def _warn_of_noise(error: float, far: float, base_measure: BaseMeasure) -> None:
+    if far > _TOO_UNCERTAIN:
+        other = "base_measure='volume', or " if base_measure == "lebesgue" else ""
+        name = "dz" if base_measure == "lebesgue" else "the volume"
+        warnings.warn(
+            f"As far as can be seen the integral over {name} is infinite: far from the codes the density does not fall, as "
+            f"the decoder becomes constant there. Use {other}wrap the decoder in pullback.Extrapolated or "
+            "pullback.WithPrior.",
+            ConvergenceWarning,
+            stacklevel=3,
         )
-    warnings.warn(f"log C is known to ± {error:.2g} only. {fix}", ConvergenceWarning, stacklevel=3)
+    elif error > _TOO_UNCERTAIN:
+        warnings.warn(f"log C is known to ± {error:.2g} only. Raise num_points.", ConvergenceWarning, stacklevel=3)

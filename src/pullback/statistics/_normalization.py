@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.special import ndtri
+from scipy.special import gammaln, ndtri
 from scipy.stats import qmc
 from torch import Tensor
 
@@ -45,6 +45,9 @@ _SHARES, _ADAPTED_SHARES = (0.35, 0.2, 0.45), (0.6, 0.3, 0.1)
 _WIDE, _BROAD = 3.0, 2.0
 # Nats that hold precisions to the second moment of the data where the likelihood is flat in them.
 _BARRIER = 1e-2
+# Points that tell whether a density vanishes far away, from this many standard deviations times √d to twice as many:
+# the broad Gaussian reaches to half of it.
+_SHELL_POINTS, _SHELL = 64, 4.0
 _MAX_NEWTON = 60
 # Of log-weights by calibration: where it takes more, the Gaussian of the codes is no guide.
 _MAX_TILT = 1.0
@@ -110,6 +113,20 @@ def importance_sample(
     if controls:
         weight = weight + _calibration(torch.cat([c for c, _ in controls], 1), torch.cat([e for _, e in controls]))
     return Sample(z, weight + log_base(z))
+
+
+def shell(log_base: LogBase, codes: Tensor, seed: int) -> Sample:
+    """Points far from the codes, beyond where `importance_sample` draws, in all directions."""
+    d, (mean, covariance) = codes.shape[1], _moments(codes)
+    source = torch.Generator(device=codes.device).manual_seed(seed)
+    noise = torch.randn(_SHELL_POINTS, d, dtype=codes.dtype, device=codes.device, generator=source)
+    share = torch.rand(_SHELL_POINTS, 1, dtype=codes.dtype, device=codes.device, generator=source)
+    radius = _SHELL * d**0.5 * (1 + share)
+    factor = torch.linalg.cholesky(covariance)
+    z = mean + radius * torch.nn.functional.normalize(noise, dim=1) @ factor.mT
+    sphere = np.log(2) + 0.5 * d * np.log(np.pi) - gammaln(0.5 * d)
+    volume = sphere + (d - 1) * radius[:, 0].log() + np.log(_SHELL * d**0.5) + factor.diagonal().log().sum()
+    return Sample(z, volume - np.log(_SHELL_POINTS) + log_base(z))
 
 
 def best_precision(cloud: Cloud, second_moment: Tensor) -> Tensor:
