@@ -50,7 +50,7 @@ def cells(low: float, high: float, num: int) -> tuple[torch.Tensor, float]:
 def planted(metric: pb.Metric, measure: str) -> pb.statistics.LAND:
     """A mixture with known parameters, normalized by the exponential map."""
     model = pb.statistics.LAND(metric, 2, base_measure=measure, random_state=0)
-    model.weights_ = torch.tensor([0.7, 0.3], dtype=DOUBLE)
+    model.weights_, model.background_weight_ = torch.tensor([0.7, 0.3], dtype=DOUBLE), 0.0
     model.means_ = torch.tensor([[-1.2, 0.0], [0.9, 0.4]], dtype=DOUBLE)
     model.covariances_ = torch.tensor([[[0.08, 0.03], [0.03, 0.03]], [[0.01, 0.0], [0.0, 0.06]]], dtype=DOUBLE)
     model.precisions_ = torch.linalg.inv(model.covariances_)
@@ -100,6 +100,9 @@ class TestCurvedSpace:
         torch.testing.assert_close(dz - volume, metric.log_volume(codes), rtol=0, atol=1e-9)
         own = model.score_samples(codes)
         torch.testing.assert_close(own, volume if measure == "volume" else dz, rtol=0, atol=0)
+        assert model.weights_.sum() + model.background_weight_ == pytest.approx(1)
+        # the Gaussian of the codes is one component, so the codes are at least as likely
+        assert dz.mean() > fitted(None, codes).score(codes) - 1e-3
 
     @pytest.mark.parametrize("measure", MEASURES)
     def test_the_unit_of_length_does_not_matter(self, measure):

@@ -121,7 +121,9 @@ def energies_and_doubts(metric: Metric, path: Geodesic, a: Tensor, b: Tensor) ->
     batch, d = path.length.shape, a.shape[-1]
     start, stop = (z.expand(*batch, d).reshape(-1, d) for z in (a, b))
     rows = _levels(path)
-    energies, doubts = zip(*(_along(metric, path, index, T, start[index], stop[index]) for T, index in rows), strict=True)
+    energies, doubts = zip(
+        *(_along(metric, path, index, T, start[index], stop[index]) for T, index in rows), strict=True
+    )
     order = torch.cat([index for _, index in rows]).argsort()
     return torch.cat(energies)[order].reshape(batch), torch.cat(doubts)[order].reshape(batch)
 
@@ -155,9 +157,7 @@ def _levels(path: Geodesic) -> list[tuple[int, Tensor]]:
     return [(T, (levels == T).nonzero()[:, 0]) for T in levels.unique().tolist()]
 
 
-def _along(
-    metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor
-) -> tuple[Tensor, Tensor]:
+def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
     """Squared distances of the pairs at `index` that depend on their end points and on the decoder, and their doubts.
 
     Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is kept as

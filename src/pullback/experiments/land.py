@@ -217,6 +217,7 @@ def fits(metric: pb.Metric, exact: pb.Metric, paper: pb.Metric, codes: Codes, se
 def _land(metric: pb.Metric, codes: Codes, settings: Settings, num: int, **options: Any) -> LAND:
     defaults = {
         "base_measure": "lebesgue",
+        "background": False,
         "tol": settings.tol,
         "max_iter": settings.max_iter,
         "num_points": settings.num_points,

@@ -36,6 +36,7 @@ from pullback.statistics._normalization import (
     Cloud,
     LogBase,
     Proposal,
+    gaussian_of,
     importance_sample,
     log_base,
     quadratic,
@@ -52,6 +53,8 @@ _TOO_MANY_FAILED, _TOO_UNCERTAIN = 0.1, 0.1
 _FINAL = 2
 # Between the seeds of different samples.
 _FRESH = 10_000
+# Rounds for the weight of the Gaussian of all codes: one number, and each round costs nothing.
+_SHARE_STEPS = 200
 # Points that stand for where the density has its mass.
 _NUM_KERNELS = 512
 
@@ -60,7 +63,9 @@ class LAND(DensityMixin, Estimator):
     r"""A mixture of locally adaptive normal distributions :math:`p(z) = \sum_k w_k\, p(z; \mu_k, \Gamma_k)`.
 
     With ``metric=None`` it is a Gaussian mixture. Otherwise its level sets follow the shortest paths, and so the data,
-    if the metric knows where they are (`pullback.Extrapolated`, `pullback.WithPrior`).
+    if the metric knows where they are (`pullback.Extrapolated`). Where it does not, distances say less about the codes
+    than coordinates do, and a LAND alone would predict them worse than a Gaussian: so the Gaussian of all codes stands
+    beside the components, with the weight that makes the codes most likely.
 
     Args:
         metric: the geometry; None for flat space.
@@ -71,6 +76,8 @@ class LAND(DensityMixin, Estimator):
             ``"volume"``, the Riemannian volume :math:`\sqrt{\det M}\, dz`: a property of the geometry, the same in
             whatever coordinates. The walls that `pullback.Extrapolated` puts around the data have a large volume, and
             get much of the mass.
+        background: whether the Gaussian of all codes in flat space is one more component of the density. False for the
+            LAND of the paper.
         tol: the fit stops when the mean log-likelihood of a code rises by less.
         max_iter: steps of the fit, at most.
         num_points: points that the normalization constants are estimated with while fitting, by default 512, or 64 d;
@@ -84,7 +91,7 @@ class LAND(DensityMixin, Estimator):
         random_state: of the initial means, of the points above, and of `sample`.
 
     Attributes:
-        weights_: ``(K,)``.
+        weights_: ``(K,)``; with `background_weight_`, that of the Gaussian of all codes, they sum to one.
         means_: ``(K, d)``.
         precisions_: :math:`\Gamma_k`, ``(K, d, d)``, in the coordinates of the tangents at the means; `covariances_`
             are their inverses.
@@ -110,6 +117,7 @@ class LAND(DensityMixin, Estimator):
         n_components: int = 1,
         *,
         base_measure: BaseMeasure = "lebesgue",
+        background: bool = True,
         tol: float = 1e-3,
         max_iter: int = 30,
         num_points: int | None = None,
@@ -122,6 +130,7 @@ class LAND(DensityMixin, Estimator):
         self.metric = metric
         self.n_components = n_components
         self.base_measure: BaseMeasure = base_measure
+        self.background = background
         self.tol = tol
         self.max_iter = max_iter
         self.num_points = num_points
@@ -179,10 +188,11 @@ class LAND(DensityMixin, Estimator):
         z = self._codes(X)
         own = self.base_measure == "lebesgue"
         with torch.no_grad():
-            value = self._log_joint(z.double()).logsumexp(1)
-            if own or lebesgue:
-                value = value + self._log_base(z.double())
-            if own and lebesgue is False:
+            base = self._log_base(z.double())
+            value = torch.logaddexp(self._log_joint(z.double()).logsumexp(1) + base, self._log_background(z.double()))
+            # there is no density where there is no metric
+            value = torch.where(base == -torch.inf, base, value)
+            if lebesgue is False or not (own or lebesgue):
                 volume = self._known_paths().log_volume(z.double())
                 value = torch.where(value == -torch.inf, value, value - volume)
         return like(value.to(z.dtype), X)
@@ -208,7 +218,13 @@ class LAND(DensityMixin, Estimator):
         if n_samples < 1:
             raise ValueError(f"n_samples is {n_samples}; ask for at least one.")
         source = as_generator(self.random_state)
+        of_background = torch.rand(n_samples, dtype=torch.float64, generator=source) < self.background_weight_
         z, joint = self._rejected(n_samples, source)
+        if of_background.any():
+            gaussian = gaussian_of(torch.as_tensor(self.codes_).double())
+            noise = torch.randn(int(of_background.sum()), z.shape[1], dtype=z.dtype, generator=source).to(z)
+            z[of_background] = gaussian.loc + noise @ gaussian.scale_tril.mT
+            joint[of_background] = self._log_joint(z[of_background])
         label = torch.multinomial(joint.softmax(1), 1, generator=source)[:, 0]
         return like(z, self.means_), like(label, self.means_)
 
@@ -224,11 +240,14 @@ class LAND(DensityMixin, Estimator):
         """Sets the attributes; the normalization constants are computed once more, with new points, where the mass
         is.
         """
-        known, totals = _where_the_mass_is(problem, found, self._log_base, seed), []
+        base = self._log_base
+        known, totals = _where_the_mass_is(problem, found, base, seed), []
         for k, (c, some) in enumerate(zip(found.components, known, strict=True)):
-            totals.append(_normalizer(problem.paths, self._log_base, c, some, num, seed + (k + 1) * _FRESH))
+            totals.append(_normalizer(problem.paths, base, c, some, num, seed + (k + 1) * _FRESH))
         precisions = torch.stack([c.precision for c in found.components])
-        self.weights_ = like(found.weights, X)
+        share = _background_share(problem, found, totals, base(problem.codes)) if self.background else 0.0
+        self.background_weight_ = share
+        self.weights_ = like((1 - share) * found.weights, X)
         self.means_ = like(torch.stack([c.mean for c in found.components]), X)
         self.precisions_, self.covariances_ = like(precisions, X), like(torch.linalg.inv(precisions), X)
         self.log_normalizers_ = like(torch.stack([total for total, _ in totals]), X)
@@ -238,6 +257,13 @@ class LAND(DensityMixin, Estimator):
 
     def _log_base(self, z: Tensor) -> Tensor:
         return log_base(self._known_paths(), self.base_measure, z)
+
+    def _log_background(self, z: Tensor) -> Tensor:
+        """What the Gaussian of all codes adds to the density with respect to dz, ``(n,)``."""
+        if self.background_weight_ == 0:
+            return torch.full_like(z[:, 0], -torch.inf)
+        gaussian = gaussian_of(torch.as_tensor(self.codes_).to(z))
+        return gaussian.log_prob(z) + np.log(self.background_weight_)
 
     def _log_joint(self, z: Tensor) -> Tensor:
         """log w_k p_k(z), of shape ``(n, K)``."""
@@ -263,6 +289,20 @@ class LAND(DensityMixin, Estimator):
             kept, peak = torch.cat([kept, torch.cat([z, joint, level[:, None]], 1)]), max(peak, float(ratio.max()))
             kept = kept[kept[:, -1] > peak]
         return kept[:n, :d], kept[:n, d:-1]
+
+
+def _background_share(problem: Problem, found: Fit, totals: list[tuple[Tensor, Tensor]], log_base: Tensor) -> float:
+    """The weight of the Gaussian of all codes beside the components, by expectation maximization; 0 in flat space."""
+    if problem.paths.is_flat:
+        return 0.0
+    terms = zip(found.components, found.weights, totals, strict=True)
+    joint = [w.log() - 0.5 * quadratic(c.v, c.precision) - total for c, w, (total, _) in terms]
+    gain = torch.stack(joint, 1).logsumexp(1) + log_base - gaussian_of(problem.codes).log_prob(problem.codes)
+    share = gain.new_tensor(0.5)
+    for _ in range(_SHARE_STEPS):
+        share = torch.sigmoid(torch.logit(share, 1e-12) - gain).mean()
+    # components keep a weight that has a logarithm
+    return float(share.clamp_max(1 - 1e-6))
 
 
 def _normalizer(
