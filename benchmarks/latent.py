@@ -7,8 +7,6 @@ Times are CPU seconds on one thread. Tasks:
 
 - ``paths``: 64 pairs of codes in one batch, bare, with the prior, with a wall, and with both; the energy against the
   best of several starts
-- ``logs``: exp(log) at the default tolerance and at 1e-10
-- ``means``: the Fréchet mean of 200 codes, geodesic k-means of 500 codes
 - ``peers``: stochman and GEORCE on the same pairs and metric
 """
 
@@ -78,38 +76,6 @@ def searched(metric: pb.Metric, a: Tensor, b: Tensor, restarts: int) -> Tensor:
     return best
 
 
-def logs(model: models.Model, names: list[str], num_pairs: int) -> None:
-    """Round trips through the exponential map."""
-    a, b = models.pairs(model.codes, num_pairs)
-    for name, metric in decoders(model).items():
-        if name not in names:
-            continue
-        _, alone = timed(lambda metric=metric: pb.geodesic(metric, a, b))
-        for rtol in (None, 1e-10):
-            options = {} if rtol is None else {"rtol": rtol}
-            found, seconds = timed(lambda m=metric, o=options: pb.logarithm(m, a, b, **o))
-            there = pb.exponential(metric, a, found.velocity, **options)
-            miss = (there.end - b).norm(dim=-1) / (b - a).norm(dim=-1)
-            print(
-                f"  {name:12s} log at {rtol or 'default'}: {1e3 * seconds / num_pairs:8.1f} ms ({seconds / alone:4.1f} "
-                f"of the geodesics), exp(log) misses by {miss.max():.1e} at worst, "
-                f"{int((miss < ((rtol and 1e-8) or 1e-3)).sum())} of {num_pairs} within {(rtol and 1e-8) or 1e-3}",
-                flush=True,
-            )
-
-
-def means(model: models.Model, names: list[str]) -> None:
-    """A Fréchet mean and geodesic k-means."""
-    for name, metric in decoders(model).items():
-        if name not in names:
-            continue
-        found, seconds = timed(lambda metric=metric: pb.statistics.frechet_mean(metric, model.codes[:200]))
-        print(f"  {name:12s} Fréchet mean of 200 codes: {seconds:6.1f} s, {found}", flush=True)
-        clusters = pb.statistics.GeodesicKMeans(metric, n_clusters=5, random_state=0)
-        _, seconds = timed(lambda clusters=clusters: clusters.fit(model.codes[:500].numpy()))
-        print(f"  {name:12s} k-means of 500 codes, 5 clusters: {seconds:6.1f} s", flush=True)
-
-
 def peers_on(model: models.Model, names: list[str], num_pairs: int) -> None:
     """stochman and GEORCE on the same metric, against ours."""
     import peers
@@ -135,7 +101,7 @@ def main() -> None:
     parser.add_argument("--dims", type=int, nargs="+", default=[8])
     parser.add_argument("--families", nargs="+", default=["bernoulli"], choices=models.FAMILIES)
     parser.add_argument("--metrics", nargs="+", default=["prior", "prior, wall"])
-    parser.add_argument("--tasks", nargs="+", default=["paths"], choices=["paths", "logs", "means", "peers"])
+    parser.add_argument("--tasks", nargs="+", default=["paths"], choices=["paths", "peers"])
     parser.add_argument("--pairs", type=int, default=64)
     parser.add_argument("--restarts", type=int, default=0)
     parser.add_argument("--float32", action="store_true")
@@ -149,10 +115,6 @@ def main() -> None:
             print(f"{family}, d = {d}", flush=True)
             if "paths" in options.tasks:
                 paths(model, options.metrics, options.pairs, options.restarts)
-            if "logs" in options.tasks:
-                logs(model, options.metrics, min(50, options.pairs))
-            if "means" in options.tasks:
-                means(model, options.metrics)
             if "peers" in options.tasks:
                 peers_on(model, options.metrics, min(4, options.pairs))
 

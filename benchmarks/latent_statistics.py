@@ -7,8 +7,9 @@ Times are CPU seconds on one thread. Tasks:
 
 - ``logs``: exp(log) of 50 pairs at d = 8 and 16, at the default tolerance and at 1e-10
 - ``means``: the Fréchet mean of 200 codes at d = 16, geodesic k-means of 500 codes into 5 clusters at d = 8
-- ``rectified``: a convolutional decoder with rectified units, d = 2, float32: the mean of 30 images, k-means of 200 into 10 clusters
-- ``land``: LAND of 500 codes at d = 8 against the Gaussian of the same codes, on held-out codes and with the same base measure
+- ``rectified``: a convolutional decoder with rectified units, d = 2, float32: the mean of 30 images, k-means of 200
+- ``land``: LAND of 500 codes at d = 8 against the Gaussian of the same codes, on held-out codes; alone, and with the
+  Gaussian beside it as by default; the wall knows the 500 codes only
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def timed(task: Callable[[], object]) -> tuple[object, float]:
     return task(), time.process_time() - start
 
 
-def metrics(model: models.Model, names: list[str]) -> dict[str, pb.FisherRaoMetric]:
-    """The metrics that are compared, by name."""
-    wall = pb.Extrapolated(model.decoder, pb.Support.fit(model.codes))
+def metrics(model: models.Model, names: list[str], known: Tensor | None = None) -> dict[str, pb.FisherRaoMetric]:
+    """The metrics that are compared, by name; a wall stands around the known codes, by default all."""
+    wall = pb.Extrapolated(model.decoder, pb.Support.fit(model.codes if known is None else known))
     every = {
         "bare": model.decoder,
         "prior": pb.WithPrior(model.decoder),
@@ -60,9 +61,9 @@ def logs(model: models.Model, names: list[str]) -> None:
             there, slow = timed(lambda m=metric, o=options, f=found: pb.exponential(m, a, f.velocity, **o))
             miss = (there.end - b).norm(dim=-1) / (b - a).norm(dim=-1)
             print(
-                f"  {name:10s} log at {rtol or 'default'}: {seconds:6.1f} s ({seconds / alone:4.1f} of the geodesics), exp "
-                f"{slow:5.1f} s; exp(log) misses by {miss.max():.1e} at worst, {int((miss < bar).sum())} of {NUM_PAIRS} "
-                f"within {bar}; {int(found.converged.sum())} converged",
+                f"  {name:10s} log at {rtol or 'default'}: {seconds:6.1f} s ({seconds / alone:4.1f} of the geodesics), "
+                f"exp {slow:5.1f} s; exp(log) misses by {miss.max():.1e} at worst, {int((miss < bar).sum())} of "
+                f"{NUM_PAIRS} within {bar}; {int(found.converged.sum())} converged",
                 flush=True,
             )
 
@@ -153,26 +154,33 @@ def rectified(cache: Path) -> None:
         )
 
 
-def land(model: models.Model, names: list[str], measures: list[str], num_components: int = 1) -> None:
-    """LAND against Gaussians over the same base measure, on codes that neither has seen."""
+def land(model: models.Model, names: list[str], measures: list[str]) -> None:
+    """LAND against the Gaussian, on codes that neither has seen, both as densities with respect to dz."""
     order = torch.randperm(len(model.codes), generator=torch.Generator().manual_seed(0))
     codes = model.codes.double()[order]
     train, held_out = codes[:NUM_CODES], codes[NUM_CODES : 2 * NUM_CODES]
-    for name, metric in metrics(model, names).items():
+    rival = pb.statistics.LAND(None, random_state=0).fit(train).score_samples(held_out)
+    for name, metric in metrics(model, names, train).items():
         for measure in measures:
-            density = pb.statistics.LAND(metric, num_components, base_measure=measure, random_state=0)
+            density = pb.statistics.LAND(metric, base_measure=measure, random_state=0)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", ConvergenceWarning)
                 _, seconds = timed(lambda density=density: density.fit(train))
-            gaussian = pb.statistics.LAND(None, num_components, random_state=0).fit(train)
-            gain = density.score_samples(held_out, lebesgue=True) - gaussian.score_samples(held_out)
-            error = gain.std() / len(gain) ** 0.5
+            gain = density.score_samples(held_out, lebesgue=True) - rival
+            background, density.background_weight_ = density.background_weight_, 0.0
+            alone = density.score_samples(held_out, lebesgue=True) - torch.log1p(torch.tensor(-background)) - rival
             print(
-                f"  {name:10s} LAND over {measure:8s}: {seconds:6.1f} s, {gain.mean():+.3f} ± {error:.3f} nats per held-out code "
-                f"({gain.mean() / error:+.1f} standard errors), log C known to {density.log_normalizer_se_.max():.3f}, "
-                f"{density.n_iter_} steps, converged {density.converged_} {'; '.join(str(w.message)[:80] for w in caught)}",
+                f"  {name:10s} LAND over {measure:8s}: {seconds:6.1f} s, {gained(gain)} over the Gaussian, alone "
+                f"{gained(alone)}, weight of the Gaussian {background:.3f}, log C known to "
+                f"{density.log_normalizer_se_.max():.3f}, {density.n_iter_} steps, converged {density.converged_}",
+                *(str(warning.message)[:100] for warning in caught),
                 flush=True,
             )
+
+
+def gained(gain: Tensor) -> str:
+    """The mean of gains with its standard error."""
+    return f"{gain.mean():+.3f} ± {gain.std() / len(gain) ** 0.5:.3f} nats"
 
 
 def main() -> None:
