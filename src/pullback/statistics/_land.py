@@ -380,8 +380,8 @@ def _warn_of_noise(error: float, far: float, base_measure: BaseMeasure) -> None:
         other = "base_measure='volume', or " if base_measure == "lebesgue" else ""
         name = "dz" if base_measure == "lebesgue" else "the volume"
         warnings.warn(
-            f"As far as can be seen the integral over {name} is infinite: far from the codes the density does not fall, "
-            f"as the decoder becomes constant there. Use {other}wrap the decoder in pullback.Extrapolated or "
+            f"As far as can be seen the integral over {name} is infinite: far from the codes the density does not "
+            f"fall, as the decoder becomes constant there. Use {other}wrap the decoder in pullback.Extrapolated or "
             "pullback.WithPrior.",
             ConvergenceWarning,
             stacklevel=3,
