@@ -160,7 +160,7 @@ def _work_carefully(undo: contextlib.ExitStack) -> None:
     Distribution.set_default_validate_args(False)
     for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
         undo.callback(setattr, backend, "allow_tf32", backend.allow_tf32)
-        backend.allow_tf32 = False
+        backend.allow_tf32 = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _leave_compiled_code(undo: contextlib.ExitStack) -> None:

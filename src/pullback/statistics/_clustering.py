@@ -137,16 +137,13 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
         """Lloyd's iteration, with the paths to the centers carried along."""
         paths = self._paths()
         centers, lower = self._first(codes, source)
-        if isinstance(self.init_centers, str):
-            # k-means++ has solved the paths to the nearest centers
-            labels = lower.argmin(1)
-        else:
-            labels, lower = _assign(paths, codes, centers, lower)
+        labels, lower = _assign(paths, codes, centers, lower)
         rays, rows = star(paths, centers[labels], codes), torch.arange(len(codes), device=codes.device)
-        inertia = torch.inf
+        inertia, kinked = torch.inf, None
         for num_rounds in range(1, self.max_iter + 1):
             labels, centers, rays = _fill(paths, codes, labels, centers, rays, lower)
-            found = Balance.of(paths, rays, labels, torch.ones_like(codes[:, 0]), centers)
+            found = Balance.of(paths, rays, labels, torch.ones_like(codes[:, 0]), centers, kinked)
+            kinked = found.kinked
             found.descend(self.rtol, 2 if found.mostly_kinked else 1 + _STEPS_PER_ROUND)
             own = found.expansion.energy.clamp_min(0).sqrt().nan_to_num(torch.inf)
             # no distance has fallen by more than its center has moved; that to a code's own center is known
@@ -159,7 +156,9 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
             changed = (new != labels).nonzero()[:, 0]
             labels = new
             last, inertia = inertia, own.square().sum().item()
-            if not len(changed) and (found.rests(self.rtol) or last - inertia <= _STALE * inertia):
+            # across kinks distances are known to `rtol`, and so is what a round has gained
+            stale = last - inertia <= (self.rtol if found.mostly_kinked else _STALE) * inertia
+            if (not len(changed) and (found.rests(self.rtol) or stale)) or (found.mostly_kinked and stale):
                 return _Run(centers, labels, inertia, num_rounds, True)
             if len(changed):
                 rays = rays.replaced(changed, star(paths, centers[labels[changed]], codes[changed]))
@@ -252,20 +251,18 @@ def plus_plus(paths: Paths, codes: Tensor, num: int, source: torch.Generator) ->
     """k-means++: each further center is a code drawn with probability proportional to its squared distance to the
     nearest.
 
-    Returns the centers and lower bounds ``(n, num)`` of the distances to them. Paths are solved only to codes for
-    which the new center may be the nearest.
+    Returns the centers and lower bounds ``(n, num)`` of the distances to them. These bounds, the lengths of chords in
+    the embedding, also stand for the distances; only metrics without an embedding have their paths solved.
     """
     chosen = torch.randint(len(codes), (1,), generator=source, device=codes.device)
-    nearest, bounds = torch.full_like(codes[:, 0], torch.inf), []
+    bounds: list[Tensor] = []
     while True:
         center = codes[chosen[-1:]]
-        bounds.append(paths.lower_bounds(codes, center)[:, 0])
-        near = (bounds[-1] < nearest).nonzero()[:, 0]
-        bounds[-1][near] = paths.distances(codes[near], center.expand(len(near), -1))
-        nearest = torch.minimum(nearest, bounds[-1])
+        bound = paths.lower_bounds(codes, center)[:, 0]
+        bounds.append(bound if bound.any() else paths.distances(codes, center.expand_as(codes)))
         if len(bounds) == num:
             return codes[chosen], torch.stack(bounds, 1)
-        odds = nearest.nan_to_num(0.0, 0.0, 0.0).square()
+        odds = torch.stack(bounds).amin(0).nan_to_num(0.0, 0.0, 0.0).square()
         odds = odds if odds.sum() > 0 else torch.ones_like(odds)
         chosen = torch.cat([chosen, torch.multinomial(odds, 1, generator=source)])
 

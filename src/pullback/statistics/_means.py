@@ -57,15 +57,18 @@ class Balance:
     kinked: Tensor
 
     @classmethod
-    def of(cls, paths: Paths, star: Star, labels: Tensor, weights: Tensor, centers: Tensor) -> Balance:
-        """Weights need not be normalized; paths without an end count zero."""
+    def of(
+        cls, paths: Paths, star: Star, labels: Tensor, weights: Tensor, centers: Tensor, kinked: Tensor | None = None
+    ) -> Balance:
+        """Weights need not be normalized; paths without an end count zero; `kinked` if it is known."""
         found = star.expand(exact=False)
         known = torch.isfinite(found.energy) & torch.isfinite(found.slope).all(-1)
         weights = torch.where(known, weights, 0)
         total = torch.zeros(len(centers)).to(weights).index_add(0, labels, weights)
         share = weights / total.clamp_min(torch.finfo(weights.dtype).tiny)[labels]
         stuck = torch.zeros_like(total, dtype=torch.bool)
-        return cls(paths, star, labels, share, centers, found, 1, stuck, star.kinked())
+        kinked = star.kinked() if kinked is None else kinked
+        return cls(paths, star, labels, share, centers, found, 1, stuck, kinked)
 
     @property
     def variance(self) -> Tensor:

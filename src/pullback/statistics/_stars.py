@@ -177,12 +177,13 @@ class LogStar(Star):
 
 @dataclass(eq=False)
 class Group:
-    """Paths of as many elements each: their numbers and nodes ``(m, K p + 1, d)``; what `expand` found, if it was
-    called.
+    """Paths of as many elements each: their numbers and nodes ``(m, K p + 1, d)``; their energies and what `expand`
+    found, if that is known.
     """
 
     rows: Tensor
     nodes: Tensor
+    energy: Tensor | None = None
     expansion: Expansion | None = None
     responses: list[tuple[Tensor, Tensor]] | None = None
     exact: bool = False
@@ -193,6 +194,7 @@ class Group:
         return Group(
             self.rows[chosen],
             self.nodes[chosen],
+            None if self.energy is None else self.energy[chosen],
             None if found is None else Expansion(*(x[chosen] for x in vars(found).values())),
             None if responses is None else [(W[chosen], w[chosen]) for W, w in responses],
             self.exact,
@@ -233,7 +235,9 @@ class ElementStar(Star):
 
     def energy(self) -> Tensor:
         with torch.no_grad(), unvalidated():
-            return self._scatter([self.elements.energy(g.nodes, equal_times(g.nodes)) for g in self.groups])
+            for g in self.groups:
+                g.energy = self.elements.energy(g.nodes, equal_times(g.nodes)) if g.energy is None else g.energy
+        return self._scatter([g.energy for g in self.groups if g.energy is not None])
 
     def expand(self, exact: bool = True) -> Expansion:
         with torch.no_grad(), unvalidated():
@@ -268,7 +272,7 @@ class ElementStar(Star):
 
     def moved(self, step: Tensor, share: Tensor) -> ElementStar:
         with torch.no_grad(), unvalidated():
-            return replace(self, groups=[self._moved(g, step[g.rows], share[g.rows]) for g in self.groups])
+            return replace(self, groups=_joined([self._moved(g, step[g.rows], share[g.rows]) for g in self.groups]))
 
     def _moved(self, group: Group, step: Tensor, share: Tensor) -> Group:
         """Each path follows its center, and takes what lowers its energy most of its own Newton step."""
@@ -280,8 +284,8 @@ class ElementStar(Star):
             for part in _OWN_STEPS
         ]
         energies = [self.elements.energy(nodes, equal_times(nodes)) for nodes in trials]
-        best = torch.stack(energies).nan_to_num(torch.inf).argmin(0)
-        return Group(group.rows, torch.stack(trials)[best, torch.arange(len(best), device=best.device)])
+        least, best = torch.stack(energies).nan_to_num(torch.inf).min(0)
+        return Group(group.rows, torch.stack(trials)[best, torch.arange(len(best), device=best.device)], least)
 
     def replaced(self, rows: Tensor, other: Star) -> ElementStar:
         if not isinstance(other, ElementStar):
@@ -310,6 +314,19 @@ class ElementStar(Star):
         """Values of the groups in the order of the paths."""
         order = torch.cat([g.rows for g in self.groups]).argsort()
         return torch.cat(parts)[order]
+
+
+def _joined(groups: list[Group]) -> list[Group]:
+    """Groups of which nothing but the energy is known become one for each number of nodes: fewer, larger calls."""
+    fresh: dict[int, list[Group]] = {}
+    for g in groups:
+        if g.expansion is None:
+            fresh.setdefault(g.nodes.shape[1], []).append(g)
+    joined = [
+        Group(*(torch.cat([getattr(g, name) for g in same]) for name in ("rows", "nodes", "energy")))
+        for same in fresh.values()
+    ]
+    return [*(g for g in groups if g.expansion is not None), *joined]
 
 
 def _condense(local: Local, exact: bool) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]], Tensor]:
