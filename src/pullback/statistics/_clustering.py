@@ -26,8 +26,7 @@ from pullback.statistics._means import Balance
 from pullback.statistics._paths import DEFAULT_RTOL, Paths, Starts
 from pullback.statistics._stars import Star, star
 
-# Newton steps of the centers between two assignments: one leaves a residual of 1e-2, two of 1e-4 (VAE of
-# benchmarks/models.py).
+# Newton steps of the centers between two assignments. A choice: fewer would assign codes to centers still on the move.
 _STEPS_PER_ROUND = 2
 # Relative decrease of the inertia in a round without changes after which there is nothing left to gain: Newton's steps
 # square what is left, and kinks of a decoder allow no more.

@@ -34,7 +34,7 @@ _OTHER_VALLEY = 1e-2
 _FIRST_RTOL = 1e-2
 # Standard deviations that a mean moves before its paths are solved anew.
 _FAR = 0.2
-# Residual at which the paths are resolved as well as `rtol` asks: coarse ones find the way to there at half the price.
+# Residual at which the paths are resolved as well as `rtol` asks: coarse ones find the way to there. A choice.
 _NEAR = 3e-2
 # Times that paths are solved anew.
 _MAX_FRESH = 6

@@ -19,10 +19,10 @@ _LONGEST, _FAR = 0.5, 0.1
 _HALVINGS = 8
 # Error of the energy of a path over the error of its slope, which is that of `_stars.py`.
 _ENERGY = 0.01
-# Promised decrease, relative to the variance, from which on exact Hessians pay (VAE of benchmarks/models.py).
-# Below the second, the step just taken was mostly the last.
+# Promised decrease, relative to the variance, from which on Hessians are exact; below the second the step just taken
+# was mostly the last. Choices.
 _NEAR, _LAST = 3e-2, 3e-7
-# Errors are estimated with care: a mean of logarithms is eight times as accurate as the noise says (same VAE).
+# Errors of logarithms are estimated with care, so those of their mean may be larger by this factor. A choice.
 _CAREFUL = 8.0
 # Share of `rtol` below which what is left of the residual is nothing.
 _ENOUGH = 0.5

@@ -35,8 +35,7 @@ BaseMeasure = Literal["volume", "lebesgue"]
 LogBase = Callable[[Tensor], Tensor]
 # Independent parts of a sample, whose scatter is the standard error.
 NUM_REPLICATES = 8
-# Codes whose covariance a kernel has, and kernels at most: one in six of a ring's codes; more cost without a smaller
-# error.
+# Codes whose covariance a kernel has, and kernels at most. Choices.
 _NEIGHBORS, _MAX_KERNELS = 16, 1000
 # Shares of narrow kernels, wide ones, and one Gaussian over all; and where the kernels are known to lie as the density
 # does.

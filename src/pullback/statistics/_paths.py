@@ -29,17 +29,15 @@ from pullback._typing import Float
 _BATCH = 2048
 # Codes whose volume is measured together.
 _CHUNK = 4096
-# Nodes of the lattices that start paths: 80 x 80 sees the ring of `pullback reproduce toy`; finer ones only take
-# longer.
+# Nodes of the lattices that start paths: 80 x 80 sees the ring of `pullback reproduce toy` (test_land_measures.py).
 _LATTICE_NODES = {2: 80**2, 3: 20**3}
 # Steps of a geodesic that is followed: across kinks it would take thousands for digits nobody asked for.
 _MAX_STEPS = 300
 # Accuracy of paths where nothing else is asked for: what a rectified decoder can give.
 DEFAULT_RTOL = 1e-3
 
-# Paths of three digits where the decoder is smooth, at a fifth of the price of the default where it has kinks, whose
-# lengths agree to 1e-3 (convolutional decoder with rectified units); and their error from which on they are solved
-# again.
+# Paths of three digits where the decoder is smooth; where it has kinks, more segments mostly do not make them better.
+# And their error from which on they are solved again after all. A choice.
 _COARSE, ROUGH = GaussNewton(rtol=DEFAULT_RTOL, max_segments=16), 0.03
 
 Starts = Start | Sequence[Start]

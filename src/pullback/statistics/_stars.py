@@ -32,11 +32,10 @@ from pullback.statistics._paths import ROUGH, Paths
 _FIRST_MOST, _MOST = 4, 16
 # Relative error of a slope above which a path is not resolved at all, and may hop over what it does not see.
 _BLIND = 0.1
-# Elements half as long have an error that is smaller by this factor, and mostly by 40, unless the decoder has kinks
-# (VAE and convolutional decoder with rectified units).
+# Elements half as long have an error that is smaller by this factor and more, unless the decoder has kinks. A choice
+# between 1, where halving does not help, and two to the power of their order.
 _SMOOTH = 4.0
-# Relative error of a momentum over the square of the largest tail; logarithms of the VAEs of benchmarks/models.py stay
-# below.
+# Relative error of a momentum over the square of the largest tail. A choice on the safe side.
 _CAREFUL = 100.0
 # Shares of its own Newton step that a path tries while it follows its center.
 _OWN_STEPS = (1.0, 0.25, 0.0)
@@ -323,7 +322,11 @@ def _joined(groups: list[Group]) -> list[Group]:
         if g.expansion is None:
             fresh.setdefault(g.nodes.shape[1], []).append(g)
     joined = [
-        Group(*(torch.cat([getattr(g, name) for g in same]) for name in ("rows", "nodes", "energy")))
+        Group(
+            torch.cat([g.rows for g in same]),
+            torch.cat([g.nodes for g in same]),
+            torch.cat([g.energy for g in same if g.energy is not None]),
+        )
         for same in fresh.values()
     ]
     return [*(g for g in groups if g.expansion is not None), *joined]

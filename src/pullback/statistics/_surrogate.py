@@ -25,7 +25,7 @@ from pullback.statistics._normalization import NUM_REPLICATES, LogBase, Sample, 
 
 # Known points between which a radius is guessed.
 _NEIGHBORS = 6
-# Points, if not more, where they take no shortest path: more do not lower the standard error (test_land.py).
+# Points, if not more, where they take no shortest path. A choice: a second of a fit.
 _CHEAP = 2**14
 # Standard error of log C that is aimed at: a tenth of what held-out likelihoods of 500 codes are known to.
 _ENOUGH = 0.005
