@@ -46,22 +46,14 @@ default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
+# Types of attributes are in the signature; shapes such as "*batch" would be read as markup.
+napoleon_attr_annotations = False
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 110
 add_module_names = False
 
 # An open function is one entry, not one for each of its rules.
 sphinx_inspect.is_singledispatch_function = lambda obj: False
-
-
-def _code_block(match):
-    return "\n.. code-block:: python\n\n" + re.sub(r"^", "    ", match[1], flags=re.MULTILINE) + "\n"
-
-
-def _code_fences(app, what, name, obj, options, lines):
-    """Docstrings may show code in Markdown's fences; Sphinx reads reStructuredText."""
-    fence = re.compile(r"^```python\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
-    lines[:] = fence.sub(_code_block, "\n".join(lines)).split("\n")
 
 
 def _skip_routing(app, what, name, obj, skip, options):
@@ -71,4 +63,3 @@ def _skip_routing(app, what, name, obj, skip, options):
 
 def setup(app):
     app.connect("autodoc-skip-member", _skip_routing)
-    app.connect("autodoc-process-docstring", _code_fences)
