@@ -149,7 +149,7 @@ class Balance:
     def _moving(self, rtol: float) -> Tensor:
         """The clusters that have something left to gain, ``(k,)``."""
         rtol = max(rtol, 4 * torch.finfo(self.centers.dtype).eps ** 0.5)
-        floor = _ENERGY * self._mean(torch.where(self.kinked, self.expansion.error * self.expansion.energy, 0))
+        floor = self.mostly_kinked * _ENERGY * self._mean(self.kinked * self.expansion.error * self.expansion.energy)
         return ~self.stuck & (self._promise() > torch.maximum(rtol**2 * self.variance, floor))
 
     def _promise(self) -> Tensor:
