@@ -218,13 +218,13 @@ class LAND(DensityMixin, Estimator):
         if n_samples < 1:
             raise ValueError(f"n_samples is {n_samples}; ask for at least one.")
         source = as_generator(self.random_state)
-        of_background = torch.rand(n_samples, dtype=torch.float64, generator=source) < self.background_weight_
         z, joint = self._rejected(n_samples, source)
-        if of_background.any():
-            gaussian = gaussian_of(torch.as_tensor(self.codes_).double())
-            noise = torch.randn(int(of_background.sum()), z.shape[1], dtype=z.dtype, generator=source).to(z)
-            z[of_background] = gaussian.loc + noise @ gaussian.scale_tril.mT
-            joint[of_background] = self._log_joint(z[of_background])
+        if self.background_weight_ > 0:
+            chosen = torch.rand(n_samples, dtype=torch.float64, generator=source) < self.background_weight_
+            gaussian, rows = gaussian_of(torch.as_tensor(self.codes_).double()), chosen.nonzero()[:, 0]
+            noise = torch.randn(len(rows), z.shape[1], dtype=z.dtype, generator=source).to(z)
+            z[rows] = gaussian.loc + noise @ gaussian.scale_tril.mT
+            joint[rows] = self._log_joint(z[rows]) if len(rows) else joint[rows]
         label = torch.multinomial(joint.softmax(1), 1, generator=source)[:, 0]
         return like(z, self.means_), like(label, self.means_)
 
