@@ -225,11 +225,19 @@ def _promises(metric: Metric, z: Tensor, tolerance: float) -> None:
         _require(info.isometric and _is_separable(info, tolerance), _NOT_SEPARABLE)
     if info.isometric:
         _require(_is_isometric(metric, z, tolerance), _NOT_ISOMETRIC)
+    if info.pair is not None:
+        found, known = metric.frame(z, origin=z[:1]), Metric.frame(metric, z, origin=z[:1])
+        same = (_close(a, b, tolerance) for x, y in zip(found, known, strict=True) for a, b in zip(x, y, strict=True))
+        _require(all(same), _NOT_A_PAIR)
 
 
 _NOT_SEPARABLE = (
     "An Information with separable=True must be isometric, and each number of its root must depend on the coordinate "
     "in its own place alone. Leave separable at False."
+)
+_NOT_A_PAIR = (
+    "An Information with a pair must have the family's dual embedding (pullback.embed) for its values, and their "
+    "derivatives for its push. Leave pair at None, or change one of the two."
 )
 _NOT_ISOMETRIC = (
     "An Information with isometric=True must have the derivative of the family's Euclidean embedding (pullback.embed) "

@@ -7,8 +7,9 @@ it is. The information of a mixture is an integral without a closed form and goe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch.distributions import (
 
 from pullback._autodiff.torch_internals import depends_on_code
 from pullback._families.fading import unsqueezed
-from pullback._families.information import Information, Linear
+from pullback._families.information import Information, Linear, Pair
 from pullback._families.masked import Masked
 from pullback._families.missing import MissingRuleError
 from pullback._families.product import Product
@@ -240,7 +241,18 @@ def merged(info: Information, features: Size) -> Information:
         return lambda eta, u: act(eta.unflatten(-1, shape), u.unflatten(-1, shape)).flatten(-len(shape))
 
     eta = info.eta.flatten(-len(shape))
-    return replace(info, eta=eta, root=lifted(info.root), product=lifted(info.product))
+    pair = None if info.pair is None else _lifted_pair(info.pair, shape)
+    return replace(info, eta=eta, root=lifted(info.root), product=lifted(info.product), pair=pair)
+
+
+def _lifted_pair(pair: Pair, shape: tuple[int, ...]) -> Pair:
+    """The same on coordinates of all features side by side."""
+
+    def flat(act: Callable[..., Dual], *coordinates: Tensor) -> Dual:
+        phi, psi = act(*(x.unflatten(-1, shape) for x in coordinates))
+        return phi.flatten(-len(shape)), psi.flatten(-len(shape))
+
+    return Pair(partial(flat, pair.values), partial(flat, pair.push))
 
 
 def joined(parts: Sequence[Information]) -> Information:
@@ -252,7 +264,9 @@ def joined(parts: Sequence[Information]) -> Information:
     if len(roots) == len(parts):
         isometric, separable = (all(getattr(part, name) for part in parts) for name in ("isometric", "separable"))
         root = _side_by_side(roots, sizes)
-        return Information(eta, root=root, exact=exact, isometric=isometric, separable=separable)
+        pairs = [part.pair for part in parts if part.pair is not None]
+        pair = _paired_side_by_side(pairs, sizes) if len(pairs) == len(parts) else None
+        return Information(eta, root=root, exact=exact, isometric=isometric, separable=separable, pair=pair)
     return Information(eta, product=_side_by_side([as_product(part) for part in parts], sizes), exact=exact)
 
 
@@ -261,6 +275,17 @@ def _side_by_side(acts: Sequence[Linear], sizes: Sequence[int]) -> Linear:
     return lambda eta, u: torch.cat(
         [act(eta[..., part], u[..., part]) for act, part in zip(acts, slices, strict=True)], dim=-1
     )
+
+
+def _paired_side_by_side(pairs: Sequence[Pair], sizes: Sequence[int]) -> Pair:
+    """The pairs of the parts, each on its own coordinates."""
+
+    def joined(acts: Sequence[Callable[..., Dual]], *coordinates: Tensor) -> Dual:
+        parts = zip(*(x.split(list(sizes), -1) for x in coordinates), strict=True)
+        duals = [act(*part) for act, part in zip(acts, parts, strict=True)]
+        return torch.cat([dual[0] for dual in duals], -1), torch.cat([dual[1] for dual in duals], -1)
+
+    return Pair(partial(joined, [pair.values for pair in pairs]), partial(joined, [pair.push for pair in pairs]))
 
 
 def as_product(info: Information) -> Linear:

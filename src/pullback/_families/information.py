@@ -18,6 +18,21 @@ Linear = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
+class Pair:
+    """A family's dual embedding (`pullback.embed`) as a function of the coordinates ``eta`` of an `Information`.
+
+    Both are pure functions, like the `root` of an `Information`. ``eta0`` are the coordinates of the origin.
+
+    Attributes:
+        values: ``values(eta, eta0)``, the pair ``(phi, psi)`` of shape ``(*b, m)`` each.
+        push: ``push(eta, eta0, u)``, its derivatives along tangents ``u`` of shape ``(*n, *b, k)``.
+    """
+
+    values: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    push: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
 class Information:
     r"""Fisher information of a distribution with ``batch_shape`` ``*b`` in the coordinates ``eta``.
 
@@ -37,6 +52,8 @@ class Information:
         separable: True promises in addition that each number of `root` depends on the coordinate and the tangent in its
             own place alone, so the information is diagonal. `pullback.testing.check_metric` verifies both promises.
 
+        pair: the family's dual embedding as a function of ``eta``, which saves the solvers from differentiating it.
+
     >>> eta = torch.tensor([4.0])
     >>> Information(eta, root=lambda eta, u: u / eta.sqrt()).matrix  # Poisson: I = 1/λ
     tensor([[0.2500]])
@@ -48,6 +65,7 @@ class Information:
     exact: bool = True
     isometric: bool = False
     separable: bool = False
+    pair: Pair | None = None
 
     def __post_init__(self) -> None:
         if self.root is None and self.product is None:

@@ -41,7 +41,7 @@ from torch.types import _size
 
 from pullback._autodiff.torch_internals import depends_on_code
 from pullback._families.fading import SAME, WIDE, fades, times
-from pullback._families.information import Information
+from pullback._families.information import Information, Pair
 from pullback._families.missing import MissingRuleError
 from pullback._families.rules import (
     Dual,
@@ -86,16 +86,29 @@ def half_plane(
     def root(eta: Tensor, u: Tensor) -> Tensor:
         return _root(u[..., 0] + shear * u[..., 1], u[..., 1], eta[..., 1], a, c)
 
+    def values(eta: Tensor, eta0: Tensor) -> Dual:
+        step = eta - eta0
+        return _dual(step[..., 0] + shear * step[..., 1], eta[..., 1], eta0[..., 1], a, c)
+
+    def push(eta: Tensor, eta0: Tensor, u: Tensor) -> Dual:
+        step, along = eta - eta0, u[..., 0] + shear * u[..., 1]
+        return _pushed(
+            step[..., 0] + shear * step[..., 1], eta[..., 1], eta0[..., 1], along, u[..., 1] / eta[..., 1], a, c
+        )
+
+    def information(p: Distribution) -> Information:
+        return Information(torch.stack(chart(p), -1), root=root, pair=Pair(values, push))
+
     def dual(p: Distribution, origin: Distribution | None = None) -> Dual:
-        loc, scale = chart(p)
-        loc0, scale0 = (0.0, 1.0) if origin is None else chart(origin)
-        return _dual(loc - loc0 + shear * (scale - scale0), scale, scale0, a, c)
+        eta = torch.stack(chart(p), -1)
+        standard = torch.tensor([0.0, 1.0], dtype=eta.dtype, device=eta.device)
+        return values(eta, standard if origin is None else torch.stack(chart(origin), -1))
 
     def distance(p: Distribution, q: Distribution) -> Tensor:
         (loc, scale), (loc1, scale1) = chart(p), chart(q)
         return _distance(loc1 - loc + shear * (scale1 - scale), scale, scale1, a, c)
 
-    fisher.register(family, lambda p: Information(torch.stack(chart(p), -1), root=root))
+    fisher.register(family, information)
     embed.register(family, dual)
     rao_distance.register(family, distance)
 
@@ -129,6 +142,15 @@ def _dual(step: Tensor, scale: Tensor, scale0: Constant, a: Constant, c: Constan
     y = (scale0 - scale) / scale
     w = x * (x * (scale / scale0)) + c * ((scale - scale0) / scale0)
     return torch.stack([x, y, w], -1), torch.stack([x, -w / 2, -y / 2], -1)
+
+
+def _pushed(step: Tensor, scale: Tensor, scale0: Tensor, dstep: Tensor, ds: Tensor, a: Constant, c: Constant) -> Dual:
+    """The derivatives of `_dual` along steps of the location and of the logarithm of the scale."""
+    x = a**0.5 * (step / scale)
+    dx = (a**0.5 / scale) * dstep - x * ds
+    dy = -(scale0 / scale) * ds
+    dw = (scale / scale0) * (2 * x * dx + (x * x + c) * ds)
+    return torch.stack([dx, dy, dw], -1), torch.stack([dx, -dw / 2, -dy / 2], -1)
 
 
 def _distance(step: Tensor, scale: Tensor, scale1: Tensor, a: Constant, c: Constant) -> Tensor:
@@ -178,7 +200,8 @@ class UnitNormal(Normal):
 @fisher.register
 def _(p: UnitNormal) -> Information:
     r"""Coordinate μ: I = 1."""
-    return Information(p.loc[..., None], root=lambda eta, u: u, isometric=True, separable=True)
+    pair = Pair(lambda eta, eta0: (eta, eta), lambda eta, eta0, u: (u, u))
+    return Information(p.loc[..., None], root=lambda eta, u: u, isometric=True, separable=True, pair=pair)
 
 
 @embed.register

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pullback._decoders.contract import Decoder, observe, observed
+from pullback._autodiff.derivatives import Tensors, jacobian
+from pullback._autodiff.torch_internals import in_transform
+from pullback._decoders.contract import Decoder, as_codes, observe, observed
+from pullback._decoders.memory import Memory
 from pullback._decoders.probe import has_constants
 from pullback._decoders.pullback import contracted, pulled_back, total
 from pullback._families.divergences import symmetrized_kl
+from pullback._families.information import Information
 from pullback._families.missing import MissingRuleError
 from pullback._families.rules import embed, fisher, squared_chord
 from pullback._metrics.base import Isometric, Metric, per_code
 from pullback._typing import Codes, Float
+
+# Which decoders' families have a dual embedding as a function of their coordinates.
+_PAIRS = Memory()
 
 
 @dataclass(frozen=True)
@@ -54,13 +62,50 @@ class FisherRaoMetric(Metric):
         except MissingRuleError:
             return _secant(p, q)
 
-    @per_code
     def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
+        if origin is None or not self._has_pair(z):
+            return self._embed(z, origin=origin)
+        z = as_codes(z, self)
+        info, known = self._information(z), self._information(as_codes(origin, self))
+        assert info.pair is not None
+        phi, psi = info.pair.values(info.eta, known.eta)
+        return phi.flatten(z.ndim - 1), psi.flatten(z.ndim - 1)
+
+    @per_code
+    def _embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
         dual = embed(observe(self.decoder, z), origin=None if origin is None else observe(self.decoder, origin))
         if dual is None or not has_constants(observed(self.decoder), z):
             return None
         phi, psi = (part.flatten(1) for part in dual)
         return (phi, phi) if dual[0] is dual[1] else (phi, psi)
+
+    def frame(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensors, Tensors]:
+        if origin is None or not self._has_pair(z):
+            return super().frame(z, origin)
+        z = as_codes(z, self)
+        with torch.no_grad():
+            known = self._information(as_codes(origin, self))
+        (eta,), (u,) = jacobian(lambda x: (self._information(x).eta,), z, forward=self.has_forward_mode(z))
+        assert known.pair is not None
+        values, tangents = known.pair.values(eta, known.eta), known.pair.push(eta, known.eta, u)
+        return tuple(x.flatten(z.ndim - 1) for x in values), tuple(x.flatten(z.ndim) for x in tangents)
+
+    def _has_pair(self, z: Codes) -> bool:
+        """Whether the family has a dual embedding as a function of its coordinates; asked once per decoder."""
+        decoder = observed(self.decoder)
+        known = _PAIRS.get(decoder, None)
+        if known is None and not in_transform():
+            code = as_codes(z, self).detach().reshape(-1, z.shape[-1])[:1]
+            with torch.no_grad():
+                info = None if embed(observe(self.decoder, code)) is None else fisher(observe(self.decoder, code))
+            known = info is not None and info.pair is not None and not info.isometric
+            _PAIRS.put(decoder, None, known)
+        return bool(known)
+
+    def _information(self, z: Tensor) -> Information:
+        """The information of what codes ``(*batch, d)`` are decoded to, with coordinates ``(*batch, *features, k)``."""
+        info = fisher(observe(self.decoder, z.reshape(-1, z.shape[-1])))
+        return replace(info, eta=info.eta.reshape(*z.shape[:-1], *info.eta.shape[1:]))
 
     def isometric(self, z: Codes) -> Isometric | None:
         p = observe(self.decoder, z.reshape(-1, z.shape[-1]))

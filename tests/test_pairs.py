@@ -1,0 +1,61 @@
+"""Dual embeddings as functions of coordinates: what the solver takes instead of differentiating the embedding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributions import Cauchy, Gumbel, Independent, Laplace, LogNormal, Normal, Weibull
+
+import pullback as pb
+from pullback._metrics.base import Metric
+
+FAMILIES = {
+    "normal": lambda m, s: Normal(m, s),
+    "lognormal": lambda m, s: LogNormal(m, s),
+    "laplace": lambda m, s: Laplace(m, s),
+    "cauchy": lambda m, s: Cauchy(m, s),
+    "gumbel": lambda m, s: Gumbel(m, s),
+    "weibull": lambda m, s: Weibull((0.3 * m).exp(), 1 / s),
+}
+
+
+@pytest.fixture
+def metrics(request):
+    """The metric of one family: bare, and with the prior."""
+    weights = torch.randn(3, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def decoder(z):
+        loc, scale = (torch.tanh(z) @ weights).chunk(2, -1)
+        return Independent(FAMILIES[request.param](loc, torch.nn.functional.softplus(scale) + 0.1), 1)
+
+    return pb.FisherRaoMetric(decoder), pb.FisherRaoMetric(pb.WithPrior(decoder))
+
+
+@pytest.mark.parametrize("metrics", FAMILIES, indirect=True)
+def test_frames_are_the_derivatives_of_the_embedding(metrics):
+    z = torch.randn(4, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    origin = z[:, :1]
+    for metric in metrics:
+        values, tangents = metric.frame(z, origin=origin)
+        expected, derivatives = Metric.frame(metric, z, origin=origin)
+        for found, known in zip((*values, *tangents), (*expected, *derivatives), strict=True):
+            torch.testing.assert_close(found, known, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("metrics", FAMILIES, indirect=True)
+def test_an_origin_changes_no_chord(metrics):
+    a, b = torch.randn(2, 6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    for metric in metrics:
+        chords = []
+        for origin in (None, a[:1]):
+            first, second = metric.embed(a, origin=origin), metric.embed(b, origin=origin)
+            chords.append(((second[0] - first[0]) * (second[1] - first[1])).sum(-1))
+        torch.testing.assert_close(chords[0], chords[1], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(chords[1], metric.ds2(a, b), rtol=1e-9, atol=1e-12)
+
+
+def test_the_frame_is_the_metric_tensor():
+    metric = pb.FisherRaoMetric(lambda z: Normal(z[..., 0], z[..., 1].exp()))
+    z = torch.randn(7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    _, (phi, psi) = metric.frame(z, origin=z[:1])
+    torch.testing.assert_close(torch.einsum("inf,jnf->nij", phi, psi), metric.tensor(z))
