@@ -13,7 +13,7 @@ on the base measure:
 
 All log-likelihoods are reported with respect to dz: a density over the volume is turned into one by the factor
 :math:`\sqrt{\det M(z)}`. The metric is the interpolation of a grid of its tensors, which the paper needed to make the
-fit affordable; one fit is repeated under the exact one. Neighboring frames are alike, so that errors are those of means
+fit affordable; one density is computed under the exact one too. Neighboring frames are alike, so that errors are those of means
 over blocks of one second.
 """
 
@@ -51,6 +51,8 @@ MASSES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 FAR = 0.15
 # Nats below the highest density that the figure can tell from nothing.
 DEEPEST = 20.0
+# Paths of three digits, as those of the fits.
+EXACT = pb.GaussNewton(rtol=1e-3, min_segments=8, max_segments=32, max_steps=8)
 WORDS = {1: "one", 2: "two", 3: "three"}
 
 
@@ -67,14 +69,13 @@ class Settings:
     # Seconds of a block, within which frames count as alike.
     block: float = 1.0
     # Numbers of components, besides one.
-    mixtures: tuple[int, ...] = (2, 3)
+    mixtures: tuple[int, ...] = (3,)
     # Of the normalization constants while fitting.
     num_points: int = 256
     tol: float = 1e-2
     max_iter: int = 30
-    # Under the exact metric, from the mean under the interpolated one: a path takes fifteen times as long.
-    max_iter_exact: int = 1
-    num_points_exact: int = 128
+    # Held-out codes whose densities are computed under the exact metric too: a path takes fifteen times as long.
+    num_exact: int = 120
     # Tensors along each axis of the interpolated metric.
     grid: int = 80
     # Of the lattice where paths start.
@@ -170,7 +171,7 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
         grid = pb.Grid.around(codes.known, resolution=settings.grid)
         metric = pb.InterpolatedMetric.fit(exact, grid)
         paper = pb.InterpolatedMetric.fit(pb.FisherRaoMetric(model.reweighted), grid)
-        lands, gaussians = fits(metric, exact, paper, codes, settings), _gaussians(codes, settings)
+        lands, gaussians = fits(metric, paper, codes, settings), _gaussians(codes, settings)
         rivals = {
             "volume": VolumeGaussian(metric, codes.fitted, settings.quadrature),
             "paper": VolumeGaussian(paper, codes.fitted, settings.quadrature),
@@ -181,6 +182,7 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
         numbers = {
             "settings": asdict(settings),
             "interpolation_error": metric.error.median,
+            "exact": _exact(lands["dz 1"], (metric, exact), codes, settings),
             "held_out": _held_out(scores, gaussians, lands, codes),
             "same_base": {
                 name: _against(scores[name], scores[f"gaussian over {name}"], codes) for name in rivals if name in lands
@@ -192,10 +194,8 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
     return _report(model, numbers, figure)
 
 
-def fits(metric: pb.Metric, exact: pb.Metric, paper: pb.Metric, codes: Codes, settings: Settings) -> dict[str, LAND]:
-    """The LANDs by name: over the volume under either metric, over dz with one component and as mixtures, and the exact
-    one.
-    """
+def fits(metric: pb.Metric, paper: pb.Metric, codes: Codes, settings: Settings) -> dict[str, LAND]:
+    """The LANDs by name: over the volume under either metric, over dz with one component and as mixtures."""
     init = pb.Lattice.fit(metric, codes.known, num_nodes=settings.num_nodes)
     found = {"volume": _land(metric, codes, settings, 1, init=init, base_measure="volume")}
     theirs = pb.Lattice.fit(paper, codes.known, num_nodes=settings.num_nodes)
@@ -205,13 +205,24 @@ def fits(metric: pb.Metric, exact: pb.Metric, paper: pb.Metric, codes: Codes, se
         # Where a decoder is constant its metric vanishes, and logarithms there are not defined.
         say("land", f"no fit under the paper's metric: {error}")
     found |= {f"dz {num}": _land(metric, codes, settings, num, init=init) for num in (1, *settings.mixtures)}
-    near = {
-        "max_iter": settings.max_iter_exact,
-        "num_points": settings.num_points_exact,
-        "init_means": found["dz 1"].means_,
-    }
-    init = pb.Lattice.fit(exact, codes.known, num_nodes=settings.num_nodes)
-    return found | {"dz 1 exact": _land(exact, codes, settings, 1, init=init, **near)}
+    return found
+
+
+def _exact(land: LAND, metrics: Sequence[pb.Metric], codes: Codes, settings: Settings) -> dict[str, float]:
+    """How far log-densities of held-out codes move when logarithms are those of the second metric.
+
+    What moves all alike is left to the normalization constant.
+    """
+    z = codes.held_out[:: max(1, len(codes.held_out) // settings.num_exact)]
+    mean, precision = land.means_[0], land.precisions_[0]
+    squares = []
+    for metric in metrics:
+        init = pb.Lattice.fit(metric, codes.known, num_nodes=settings.num_nodes)
+        v = pb.logarithm(metric, mean, z, init=init, solver=EXACT).velocity
+        squares.append(torch.einsum("ni,ij,nj->n", v, precision, v))
+    change = 0.5 * (squares[0] - squares[1])
+    change = change[change.isfinite()]
+    return {"codes": len(change), "change": float((change - change.median()).abs().median())}
 
 
 def _land(metric: pb.Metric, codes: Codes, settings: Settings, num: int, **options: Any) -> LAND:
@@ -392,7 +403,6 @@ NAMES = {
     "volume": "LAND over the volume",
     "gaussian over volume": "Gaussian over the volume",
     "gaussian over paper": "Gaussian over the volume, the paper's metric",
-    "dz 1 exact": "LAND over dz, exact metric",
 }
 
 
@@ -409,10 +419,11 @@ def _gain(row: dict[str, float]) -> str:
 
 def _findings(numbers: dict[str, Any]) -> list[Finding]:
     scores, same = numbers["held_out"], numbers["same_base"]
-    one, exact = scores["dz 1"], scores["dz 1 exact"]
+    one, exact = scores["dz 1"], numbers["exact"]
+    close = exact["change"] < 0.2
     mixtures = [row for name, row in scores.items() if name.startswith("dz") and row["components"] > 1]
     masses = [fit["mass"] for fit in numbers["fits"].values() if fit["mass"] is not None]
-    failed = [NAMES.get(name, name) for name, fit in numbers["fits"].items() if not fit["converged"]]
+    failed = [NAMES.get(name, f"LAND over {name}") for name, fit in numbers["fits"].items() if not fit["converged"]]
     return [
         _adapts(same["paper"], scores["paper"], "the paper's metric") if "paper" in same else _no_fit(),
         _adapts(same["volume"], scores["volume"], "Extrapolated"),
@@ -432,11 +443,11 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
             "The interpolated metric is good enough",
             "App. D.7",
             "interpolated only; the exact one was too costly",
-            f"{one['dz']:.2f} (interpolated) and {exact['dz']:.2f} (exact) nats for one LAND over dz; tensors differ "
-            f"by "
+            f"log-densities of {exact['codes']} held-out codes change by {exact['change']:.2f} nats (median, constants "
+            f"apart) when their logarithms are exact; tensors differ by "
             f"{numbers['interpolation_error']:.1%} (median)",
-            "holds" if abs(one["dz"] - exact["dz"]) < 0.2 else "does not hold",
-            "" if abs(one["dz"] - exact["dz"]) < 0.2 else "the two differ by more than 0.2 nats",
+            "holds" if close else "does not hold",
+            "" if close else "the two differ by more than 0.2 nats",
         ),
         Finding(
             "Densities integrate to 1, and fits converge",
