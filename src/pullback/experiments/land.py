@@ -13,8 +13,8 @@ on the base measure:
 
 All log-likelihoods are reported with respect to dz: a density over the volume is turned into one by the factor
 :math:`\sqrt{\det M(z)}`. The metric is the interpolation of a grid of its tensors, which the paper needed to make the
-fit affordable; one density is computed under the exact one too. Neighboring frames are alike, so that errors are those of means
-over blocks of one second.
+fit affordable; one density is computed under the exact one too. Neighboring frames are alike, so that errors are
+those of means over blocks of one second.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Settings:
     seed: int = 0
     training: Training = field(default_factory=Training)
     # To fit to.
-    num_codes: int = 300
+    num_codes: int = 200
     # Of the last fifth of the recording, every so many frames.
     every_held_out: int = 2
     # Seconds of a block, within which frames count as alike.
@@ -71,9 +71,9 @@ class Settings:
     # Numbers of components, besides one.
     mixtures: tuple[int, ...] = (3,)
     # Of the normalization constants while fitting.
-    num_points: int = 256
+    num_points: int = 128
     tol: float = 1e-2
-    max_iter: int = 30
+    max_iter: int = 20
     # Held-out codes whose densities are computed under the exact metric too: a path takes fifteen times as long.
     num_exact: int = 120
     # Tensors along each axis of the interpolated metric.
@@ -82,10 +82,10 @@ class Settings:
     num_nodes: int = 5000
     # Points along each axis, for the Gaussian's normalization and for the integrals of the LANDs.
     quadrature: int = 300
-    check: int = 50
+    check: int = 32
     # Points along each axis where densities are computed for the figure, and to which their logarithms are
     # interpolated.
-    num_computed: int = 75
+    num_computed: int = 50
     resolution: int = 300
 
 

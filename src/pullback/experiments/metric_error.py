@@ -81,7 +81,7 @@ class Settings:
     units: tuple[float, ...] = (1.0, 0.2)
     num_directions: int = 8
     # Of the grid, along its longer side.
-    resolution: int = 120
+    resolution: int = 80
     # At which the error on the data is taken.
     num_codes: int = 500
     # Of the Monte Carlo divergence, as in the authors' code.
