@@ -29,10 +29,10 @@ pullback reproduce all --seeds 3  # with three seeds, and the spread over them: 
 pullback reproduce mocap --help  # the settings of one experiment as options
 ```
 
-Numbers are those of three seeds on real data, mean ± standard deviation, and figures those of the first: the 6,742
-ones of MNIST, the motion 69_06 of the CMU database, and a MovieLens edition with 2,148 users. They are found under
-`PULLBACK_DATA`, or downloaded; without either, every experiment runs on a [stand-in](data.md) and says so in its
-outputs. The same seed gives the same numbers.
+Numbers are those of three seeds on real data, mean ± standard deviation, unless a section says one seed, and figures
+those of the first: the 6,742 ones of MNIST, the motion 69_06 of the CMU database, and a MovieLens edition with 2,148
+users. They are found under `PULLBACK_DATA`, or downloaded; without either, every experiment runs on a [stand-
+in](data.md) and says so in its outputs. The same seed gives the same numbers.
 
 A verdict is decided by the numbers, by rules in the code that can fail; where seeds differ, it is the weakest, and
 the deviation says how often each was found. An empty deviation means that paper and library agree. Where the paper
@@ -62,7 +62,8 @@ MOST_BYTES = 400_000
 
 def main(out: Path) -> None:
     """Writes the page from the reports in a folder, and copies what it shows."""
-    reports = [Report.read(out / f"{name}.json") for name in NAMES]
+    files = [out / f"{name}.json" for name in NAMES]
+    reports = [Report.read(file if file.exists() else out / "seed-0" / file.name) for file in files]
     parts = [HEAD.rstrip(), "## Claim by claim", table(claims(reports))]
     for report in reports:
         report = Report(**(vars(report) | {"figures": [found(out, path) for path in report.figures]}))
@@ -74,7 +75,7 @@ def section(report: Report) -> list[str]:
     """The parts of one experiment."""
     return [
         f"## {report.title}",
-        f"`pullback reproduce {report.name}`. Data: {report.source}",
+        f"`pullback reproduce {report.name}`. Data: {report.source}{seeds(report)}",
         report.text,
         *(figure(path) for path in report.figures),
         table(findings(report)),
@@ -82,6 +83,11 @@ def section(report: Report) -> list[str]:
         "Settings that differ from the paper's:",
         "\n".join(f"- {deviation}" for deviation in report.deviations),
     ]
+
+
+def seeds(report: Report) -> str:
+    """Says so if the numbers are those of a single seed."""
+    return "" if any(some.title.startswith("Over ") for some in report.tables) else " *Numbers of one seed.*"
 
 
 def found(out: Path, path: Path) -> Path:
