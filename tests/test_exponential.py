@@ -288,10 +288,17 @@ def test_wrong_input_is_refused_with_a_sentence():
     z, v = starts()
     with pytest.raises(ValueError, match="the same d"):
         pb.expmap(SPHERE, z, v[:, :1], rtol=1e-10)
-    with pytest.raises(ValueError, match=r"Use v.to\(z\)"):
+    with pytest.raises(ValueError, match=r"Move one: a\.to\(b\)"):
         pb.expmap(SPHERE, z, v.float(), rtol=1e-10)
-    with pytest.raises(ValueError, match=r"Use t.reshape\(1\)"):
-        pb.exponential(SPHERE, z, v, rtol=1e-10)(torch.tensor(0.5))
+    with pytest.raises(ValueError, match=r"For many times use pullback\.exponential"):
+        pb.expmap(SPHERE, z, v, torch.linspace(0, 1, 5))
+
+
+def test_one_time_is_the_only_one_of_a_list():
+    flow = pb.exponential(SPHERE, *starts(), rtol=1e-10)
+    for t in (0.5, torch.tensor(0.5), np.float64(0.5)):
+        assert torch.equal(flow(t), flow([0.5])[..., 0, :])
+        assert torch.equal(flow.velocity(t), flow.velocity([0.5])[..., 0, :])
 
 
 def test_integrator_meets_its_tolerance_with_order_eight():

@@ -110,11 +110,11 @@ def test_geodesics_that_leave_the_support_are_dashed(metric):
     ("call", "sentence"),
     [
         (lambda m, c: plot.latent(m), r"codes= or bounds=\(left, right, bottom, top\)"),
-        (lambda m, c: plot.latent(m, torch.zeros(5, 3, 2)), "choose two dimensions first"),
+        (lambda m, c: plot.latent(m, torch.zeros(5, 3, 2)), r"must have shape \(n, d\).*Use codes\.flatten"),
         (lambda m, c: plot.latent(m, c, background="speed"), "one of .'entropy', 'log_volume', 'support'."),
         (lambda m, c: plot.latent(m, c, background="support"), r"pullback.Extrapolated\(decoder, pullback.Support.fit"),
         (lambda m, c: plot.paths(torch.zeros(5, 3)), r"shape \(\*batch, n, 2\), not \(5, 3\)"),
-        (lambda m, c: plot.paths([[0, 1]]), "a tensor of points, a curve or a geodesic, not list"),
+        (lambda m, c: plot.paths("a line"), "real numbers; str could not be read as one"),
     ],
 )
 def test_errors_name_the_fix(metric, codes, call, sentence):

@@ -22,14 +22,14 @@ from pullback._autodiff.derivatives import pushforward
 from pullback._decoders.contract import decode, observed
 from pullback._families.information import Information
 from pullback._families.rules import fisher
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.fisher_rao import FisherRaoMetric
-from pullback._typing import Float
+from pullback._typing import Array, Float
 
 __all__ = ["check_metric"]
 
 
-def check_metric(metric: Metric, z: Float[Tensor, "*batch d"], *, rtol: float | None = None) -> None:
+def check_metric(metric: Metric, z: Float[Tensor, "*batch d"] | Array, *, rtol: float | None = None) -> None:
     r"""Raises an AssertionError with a sentence for the first law that the metric breaks at the codes ``z``.
 
     The laws: shapes for codes of any batch shape, dtype and device kept; M symmetric and positive semi-definite;
@@ -45,9 +45,12 @@ def check_metric(metric: Metric, z: Float[Tensor, "*batch d"], *, rtol: float | 
         rtol: accuracy of the metric relative to its largest entry. By default ten roots of the dtype's precision; a
             metric by finite differences needs more.
     """
+    (z,) = codes_for(metric, z)
     codes = z.detach().reshape(-1, z.shape[-1])
-    if len(codes) < 2:
-        raise ValueError("check_metric compares codes with each other: give at least two, of shape (n, d).")
+    if len(codes) < 2 or not codes.isfinite().all():
+        raise ValueError(
+            "A metric is checked by comparing codes with each other: give at least two of shape (n, d), all finite."
+        )
     tolerance = rtol or 10 * torch.finfo(z.dtype).eps ** 0.5
     for law in (_shapes, _loop, _tensor, _operations, _steps, _order, _nan, _coordinates, _promises):
         law(metric, codes, tolerance)

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from pullback._curves.speed import equal_spacing
 from pullback._curves.steps import safe_sqrt, squared_steps
-from pullback._metrics.base import Metric, codes_for
+from pullback._decoders.contract import as_codes, real_numbers
+from pullback._metrics.base import Metric, broadcast, check_metric
 from pullback._numerics import spline
 from pullback._typing import Array, Bool, Float
 
@@ -69,9 +70,10 @@ class Curve(abc.ABC):
 class _Interpolant(Curve):
     """A curve that is cubic between its values ``points`` at n uniform parameters (abstract)."""
 
-    points: Float[Tensor, "*batch n d"]
+    points: Float[Tensor, "*batch n d"] | Array
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "points", as_codes(self.points))
         shape = tuple(self.points.shape)
         if len(shape) < 2 or shape[-2] < 2:
             raise ValueError(
@@ -125,10 +127,10 @@ class _Interpolant(Curve):
             num_points: points of the result. By default as many as this curve has, and at least 129 to keep its shape.
             num_segments: steps of the arc length. By default at least 1024.
         """
-        num_points = num_points or max(self.points.shape[-2], 129)
+        count: int = num_points or max(self.points.shape[-2], 129)
         with torch.no_grad():
             steps = safe_sqrt(squared_steps(metric, _nodes(self, num_segments, at_least=1024))[0])
-            t = equal_spacing(steps, num_points)
+            t = equal_spacing(steps, count)
         begin, inner, end = self.points[..., :1, :], self(t)[..., 1:-1, :], self.points[..., -1:, :]
         return self._through(torch.cat([begin, inner, end], dim=-2))
 
@@ -137,7 +139,7 @@ class _Interpolant(Curve):
         return replace(self, points=points)
 
     def _at(self, t: Parameters, derivative: bool) -> Tensor:
-        t = torch.as_tensor(t, dtype=self.points.dtype, device=self.points.device)
+        t = parameters(t, self.begin)
         if t.ndim == 0:
             return self._at(t[None], derivative)[..., 0, :]
         x = t * self.num_pieces
@@ -174,8 +176,9 @@ class CubicSpline(_Interpolant):
     """
 
     @classmethod
-    def through(cls, points: Float[Tensor, "*batch m d"], *, num_knots: int | None = None) -> CubicSpline:
+    def through(cls, points: Float[Tensor, "*batch m d"] | Array, *, num_knots: int | None = None) -> CubicSpline:
         """The spline through all points, or the least-squares one of `num_knots` knots with the same end points."""
+        points = cls(points).points
         if num_knots is None or num_knots == points.shape[-2]:
             return cls(points)
         t = torch.linspace(0, 1, points.shape[-2], dtype=points.dtype, device=points.device)
@@ -185,8 +188,12 @@ class CubicSpline(_Interpolant):
         return cls(torch.cat([begin, torch.linalg.pinv(basis[:, 1:-1]) @ rest, end], dim=-2))
 
     @classmethod
-    def straight(cls, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"], num_knots: int) -> CubicSpline:
+    def straight(
+        cls, a: Float[Tensor, "*batch d"] | Array, b: Float[Tensor, "*batch d"] | Array, num_knots: int
+    ) -> CubicSpline:
         """The straight line from a to b at constant (Euclidean) speed."""
+        a = as_codes(a)
+        a, b = broadcast(a, as_codes(b, a))
         w = torch.linspace(0, 1, num_knots, dtype=a.dtype, device=a.device)[:, None]
         return cls(torch.lerp(a[..., None, :], b[..., None, :], w))
 
@@ -242,6 +249,33 @@ class PiecewiseCubic(_Interpolant):
         return PiecewiseCubic.mixed(points, self.is_polyline)
 
 
+def parameters(t: Parameters, begin: Float[Tensor, "*batch d"]) -> Tensor:
+    """Parameters of curves that begin at `begin`, as a tensor of their dtype and device: a number, ``(m,)`` or
+    ``(*batch, m)``.
+    """
+    t = (t if isinstance(t, Tensor) else real_numbers(t, "Curve parameters")).to(begin)
+    try:
+        torch.broadcast_shapes(t.shape[:-1], begin.shape[:-1] if t.ndim > 1 else ())
+    except RuntimeError as error:
+        raise ValueError(_batches(t, begin)) from error
+    if t.ndim not in (0, 1, begin.ndim):
+        raise ValueError(_batches(t, begin))
+    return t
+
+
+def _batches(t: Tensor, begin: Tensor) -> str:
+    return (
+        "Curve parameters are a number, or have shape (m,) or (*batch, m) for curves of batch shape "
+        f"{tuple(begin.shape[:-1])}; got {tuple(t.shape)}. Use t.flatten()."
+    )
+
+
+def curve_for(metric: Any, curve: Curve | Float[Tensor, "*batch n d"] | Array) -> Curve:
+    """A curve as it is, and the polyline through points, in the dtype and on the device of the metric."""
+    check_metric(metric)
+    return curve if isinstance(curve, Curve) else Polyline(as_codes(curve, metric))
+
+
 def energy(
     metric: Metric,
     curve: Curve | Float[Tensor, "*batch n d"] | Array,
@@ -285,9 +319,8 @@ def _measure(
     extrapolate: bool,
     total: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    if not isinstance(curve, Curve):
-        (curve,) = codes_for(metric, curve)
-    nodes = _nodes(curve, num_segments)
+    check_metric(metric)
+    nodes = _nodes(curve if isinstance(curve, Curve) else as_codes(curve, metric), num_segments)
     if not extrapolate:
         return total(*squared_steps(metric, nodes))
     if nodes.shape[-2] % 2 == 0:

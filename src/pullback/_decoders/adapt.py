@@ -28,6 +28,12 @@ Family = type[Distribution] | Callable[..., Distribution]
 
 # What libraries call the decoded mean in what a decoder returns: pythae, diffusers, Hugging Face.
 _FIELDS = ("reconstruction", "sample", "logits", "mean", "loc", "px")
+# What they call its spread: the logarithm of the variance, or the standard deviation.
+_LOG_VARIANCES = ("logvar", "log_var", "log_variance", "logsigma2")
+_DEVIATIONS = ("scale", "std", "sigma", "stddev")
+# Features from which on an output between 0 and 1 is taken for probabilities. That logits of as many features all lie
+# there by chance has a probability below one in a thousand, even if each of them is as likely to as not.
+_MANY = 10
 _LOGITS = (Bernoulli, ContinuousBernoulli, Binomial, Categorical, OneHotCategorical, Geometric)
 _RATES = (Poisson, Exponential)
 
@@ -41,12 +47,16 @@ class AdaptedDecoder(nn.Module):
         self.family = family
         # The model behind a method is registered, so that .to() and state_dict() reach it.
         self.owner = owner if isinstance(owner := getattr(model, "__self__", None), nn.Module) else None
+        self._was_called = False
 
     def forward(self, z: Float[Tensor, "*batch d"]) -> Distribution:
         """The distribution of the data, for codes of any batch shape where a `family` builds it."""
         if self.family is None:
             return _as_distribution(self.model(z))
         parameters = _parameters(self.model(z.reshape(-1, z.shape[-1])))
+        if not self._was_called:
+            _check_logits(self.family, parameters[0])
+            self._was_called = True
         return _build(self.family, [x.reshape(z.shape[:-1] + x.shape[1:]) for x in parameters])
 
     def extra_repr(self) -> str:
@@ -98,8 +108,7 @@ def _as_distribution(output: Any) -> Distribution:
     """A model's output where no family is given: a distribution, alone or as a field of it."""
     if isinstance(output, Distribution):
         return output
-    fields = output.values() if isinstance(output, Mapping) else [getattr(output, name, None) for name in _FIELDS]
-    found = [value for value in fields if isinstance(value, Distribution)]
+    found = _distributions(output)
     if found:
         return found[0]
     raise DecoderError(
@@ -109,25 +118,68 @@ def _as_distribution(output: Any) -> Distribution:
     )
 
 
+def _distributions(output: Any) -> list[Distribution]:
+    """Those among the fields of an output."""
+    fields = output.values() if isinstance(output, Mapping) else [getattr(output, name, None) for name in _FIELDS]
+    return [value for value in fields if isinstance(value, Distribution)]
+
+
 def _parameters(output: Any) -> list[Tensor]:
     """The tensors of a model's output that are parameters of the likelihood."""
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, Distribution):
         return [output.mean]
-    if isinstance(output, Mapping):
-        named = [output[name] for name in _FIELDS if isinstance(output.get(name), Tensor)]
-        return named[:1] or [x for x in output.values() if isinstance(x, Tensor)][:2]
     if isinstance(output, (tuple, list)):
         tensors = [x for x in output if isinstance(x, Tensor)]
     else:
-        tensors = [value for name in _FIELDS if isinstance(value := getattr(output, name, None), Tensor)][:1]
+        tensors = _named(output if isinstance(output, Mapping) else _Attributes(output))
+    if not tensors and _distributions(output):
+        raise DecoderError(
+            "The model returns a distribution, and needs no other family: use pullback.as_decoder(model)."
+        )
     if not tensors:
         raise DecoderError(
             f"The model returned {type(output).__name__}, in which no tensor was found. Say where the parameters are: "
             "pullback.as_decoder(lambda z: model(z).my_output, family=torch.distributions.Bernoulli)."
         )
     return tensors
+
+
+class _Attributes:
+    """The attributes of an object by their names."""
+
+    def __init__(self, thing: Any):
+        self.thing = thing
+
+    def get(self, name: str) -> Any:
+        return getattr(self.thing, name, None)
+
+
+def _named(output: Mapping[str, Any] | _Attributes) -> list[Tensor]:
+    """The mean, and the logarithm of the variance where there is one; in a mapping without known names the first
+    two tensors.
+    """
+    mean, log_variance, deviation = (
+        [x for name in names if isinstance(x := output.get(name), Tensor)]
+        for names in (_FIELDS, _LOG_VARIANCES, _DEVIATIONS)
+    )
+    if mean:
+        return [mean[0], *log_variance[:1], *(2 * x.log() for x in deviation[:1] if not log_variance)]
+    return [x for x in output.values() if isinstance(x, Tensor)][:2] if isinstance(output, Mapping) else []
+
+
+def _check_logits(family: Family, x: Tensor) -> None:
+    """Probabilities in the place of logits would give a wrong geometry without a word."""
+    if not (isinstance(family, type) and issubclass(family, _LOGITS)) or x[0].numel() < _MANY:
+        return
+    if bool((x > 0).all()) and bool((x < 1).all()):
+        raise DecoderError(
+            f"All outputs of the model lie between 0 and 1, as probabilities do, and {family.__name__} reads them as "
+            "logits. If they are probabilities, use `pullback.as_decoder(model, family=lambda x: "
+            f"torch.distributions.{family.__name__}(probs=x))`; if they are logits, `pullback.as_decoder(model, "
+            f"family=lambda x: torch.distributions.{family.__name__}(logits=x))`."
+        )
 
 
 def _build(family: Family, parameters: list[Tensor]) -> Distribution:

@@ -27,6 +27,7 @@ from pullback._decoders.networks import reference
 from pullback._decoders.probe import Decoder as Decoder
 from pullback._decoders.probe import called, facts, route
 from pullback._decoders.refusals import DecoderError as DecoderError
+from pullback._decoders.refusals import no_decoder
 from pullback._progress import decoded
 
 
@@ -37,6 +38,8 @@ def decode(decoder: Decoder, z: Tensor) -> Distribution:
         DecoderError: the decoder is random (train mode, dropout), mixes the codes of a batch, does not return a
             distribution, or returns one whose batch shape does not start with ``N``.
     """
+    if not callable(decoder):
+        raise TypeError(no_decoder(decoder))
     check_codes(z)
     if z.ndim != 2:
         raise ValueError(f"Decoders are called with codes of shape (N, d), got {tuple(z.shape)}. Use z.reshape(-1, d).")
@@ -60,8 +63,9 @@ def observe(decoder: Decoder, z: Tensor) -> Distribution:
     return decode(observed(decoder), z)
 
 
-def as_codes(z: Any, like: object = None) -> Tensor:
-    """Codes as a tensor ``(*batch, d)``, from whatever a user may give.
+def as_codes(z: Any, like: object = None, *, a_set: bool = False, dim: int | None = None) -> Tensor:
+    """Codes as a tensor ``(*batch, d)``, from whatever a user may give; the first line of every public function
+    with codes.
 
     NumPy arrays and lists become tensors. All of them get the dtype and the device of `like`, so that float64 codes can
     be given to a float32 model; tensors keep their gradient.
@@ -69,43 +73,67 @@ def as_codes(z: Any, like: object = None) -> Tensor:
     Args:
         z: a tensor, a NumPy array, or a list of numbers, tensors or arrays.
         like: where the codes will be used: a metric, a decoder, a module, or a tensor. Without one, or where it does
-            not tell, tensors and NumPy's floating-point arrays stay what they are, and other numbers get torch's
-            default dtype.
+            not tell,
+            tensors and NumPy's floating-point arrays stay what they are, and other numbers get torch's default dtype.
+        a_set: whether the codes must have shape ``(n, d)`` with n > 0.
+        dim: what d must be.
 
     Raises:
         TypeError: ``z`` cannot be read as real numbers.
-        ValueError: ``z`` is a scalar.
+        ValueError: ``z`` is a scalar, or no set where one is needed.
 
     >>> as_codes([[0, 1], [2, 3]]).dtype
     torch.float32
     >>> as_codes(np.zeros((5, 2)), like=torch.nn.Linear(2, 3)).dtype
     torch.float32
     """
-    if not isinstance(z, Tensor):
-        z = _read(z)
+    # A list of Python's numbers has no dtype of its own.
+    has_dtype = isinstance(z, (Tensor, np.ndarray)) or _holds_tensors(z)
+    z = z if isinstance(z, Tensor) else real_numbers(z, "Latent codes")
     model = reference(like)
     if model is not None:
         z = z.to(model)
-    elif not z.is_floating_point():
+    elif not (has_dtype and z.is_floating_point()):
         z = z.to(torch.get_default_dtype())
     check_codes(z)
+    if z.dtype in (torch.float16, torch.bfloat16):
+        raise DecoderError(
+            f"Codes or model are {z.dtype}, whose two or three digits are lost in differences of neighboring codes. "
+            "Use `model.float()` and `codes.float()`."
+        )
+    if dim is not None and z.shape[-1] != dim:
+        raise ValueError(
+            f"Codes of {dim} dimensions are expected, those of the same model; got shape {tuple(z.shape)}."
+        )
+    if a_set and (z.ndim != 2 or len(z) == 0):
+        raise ValueError(
+            f"A set of codes must have shape (n, d), with at least one code; got {tuple(z.shape)}. Use "
+            "codes.flatten(0, -2), and codes[None] for a single code."
+        )
     return z
 
 
-def _read(z: Any) -> Tensor:
+def real_numbers(z: Any, what: str) -> Tensor:
+    """An array or a list as a tensor; a TypeError that says what it should have been."""
     try:
-        if isinstance(z, (list, tuple)) and any(isinstance(part, Tensor) for part in z):
+        if _holds_tensors(z):
             return torch.stack([torch.as_tensor(part) for part in z])
         array = np.asarray(z)
+        if isinstance(z, np.ndarray) and array.dtype == object:
+            array = array.astype(np.float64)
         if array.dtype.kind not in "fiub":
             raise TypeError(f"got {array.dtype}")
-        # A list of Python's numbers has no dtype of its own.
-        return torch.as_tensor(array if isinstance(z, np.ndarray) else array.astype(np.float64).tolist())
+        # A copy, since torch warns of memory that it may not write to, and does not know negative strides.
+        return torch.from_numpy(np.array(array, order="C"))
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"Latent codes must be a tensor or an array of real numbers of shape (*batch, d); {type(z).__name__} could "
-            f"not be read as one ({error}). Use torch.as_tensor(z)."
+            f"{what} must be a tensor or an array of real numbers; {type(z).__name__} could not be read as one "
+            f"({error}). Use torch.as_tensor(z)."
         ) from error
+
+
+def _holds_tensors(z: Any) -> bool:
+    return isinstance(z, (list, tuple)) and any(isinstance(part, Tensor) for part in z)
 
 
 def check_codes(z: Tensor) -> None:
@@ -118,6 +146,8 @@ def check_codes(z: Tensor) -> None:
         raise TypeError(f"Latent codes must be floating point, not {z.dtype}. Use z.double().")
     if z.ndim == 0:
         raise ValueError("Latent codes must have shape (*batch, d); got a scalar. Use z.reshape(1) for d = 1.")
+    if z.shape[-1] == 0:
+        raise ValueError(f"Latent codes must have at least one dimension; got shape {tuple(z.shape)}.")
 
 
 def check_finite(values: Tensor, z: Tensor, what: str = "parameters") -> None:

@@ -23,8 +23,9 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.distributions import Normal
 
+from pullback._decoders.contract import as_codes
 from pullback._decoders.support import squared_distances
-from pullback._typing import Float
+from pullback._typing import Array, Codes, Float
 
 
 class GPDecoder(nn.Module):
@@ -52,8 +53,8 @@ class GPDecoder(nn.Module):
 
     def __init__(
         self,
-        codes: Float[Tensor, "n d"],
-        x: Float[Tensor, "n D"],
+        codes: Float[Tensor, "n d"] | Array,
+        x: Float[Tensor, "n D"] | Array,
         *,
         lengthscale: float,
         signal: float,
@@ -61,7 +62,7 @@ class GPDecoder(nn.Module):
         noisy: bool = True,
     ):
         super().__init__()
-        _check_data(codes, x)
+        codes, x = _checked(codes, x)
         for name, value in {"lengthscale": lengthscale, "signal": signal, "noise": noise}.items():
             if not value > 0:
                 raise ValueError(
@@ -80,14 +81,14 @@ class GPDecoder(nn.Module):
     @classmethod
     def fit(
         cls,
-        codes: Float[Tensor, "n d"],
-        x: Float[Tensor, "n D"],
+        codes: Float[Tensor, "n d"] | Array,
+        x: Float[Tensor, "n D"] | Array,
         *,
         max_iterations: int = 100,
         noisy: bool = True,
     ) -> Self:
         """The posterior with the hyperparameters of maximal marginal likelihood (L-BFGS in their logarithms)."""
-        _check_data(codes, x)
+        codes, x = _checked(codes, x)
         z, y = (codes - codes.mean(0)).double(), (x - x.mean(0)).double()
         squares = squared_distances(z, z)
         scale = float(y.square().mean().sqrt())
@@ -106,7 +107,7 @@ class GPDecoder(nn.Module):
         lengthscale, signal, noise = np.exp(best.x).tolist()
         return cls(codes, x, lengthscale=lengthscale, signal=signal, noise=noise, noisy=noisy)
 
-    def forward(self, z: Float[Tensor, "*batch d"]) -> Normal:
+    def forward(self, z: Codes) -> Normal:
         """The Gaussian distribution of the D features at ``z``."""
         w = self.features(z)
         variance = (self.signal.square() - w.square().sum(-1, keepdim=True)).clamp_min(0)
@@ -115,10 +116,11 @@ class GPDecoder(nn.Module):
         mean = self.mean + w @ self.weights
         return Normal(mean, variance.sqrt().expand_as(mean))
 
-    def features(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch n"]:
-        r"""The whitened features :math:`w(z) = L^{-1} k_z`; the posterior covariance is
-        :math:`k(z, z') - w(z)\cdot w(z')`."""
-        squares = squared_distances(z - self.origin, self.codes)
+    def features(self, z: Codes) -> Float[Tensor, "*batch n"]:
+        r"""The whitened features :math:`w(z) = L^{-1} k_z`; the posterior covariance is :math:`k(z, z') - w(z)\cdot
+        w(z')`.
+        """
+        squares = squared_distances(as_codes(z, self.codes, dim=self.codes.shape[1]) - self.origin, self.codes)
         return _kernel(squares, self.lengthscale, self.signal) @ self.whiten.mT
 
 
@@ -146,7 +148,9 @@ def _negative_log_likelihood(squares: Tensor, y: Tensor, lengthscale: Tensor, si
     return 0.5 * (whitened.square().sum() + y.shape[1] * log_det + y.numel() * math.log(2 * math.pi))
 
 
-def _check_data(codes: Tensor, x: Tensor) -> None:
+def _checked(codes: Tensor | Array, x: Tensor | Array) -> tuple[Tensor, Tensor]:
+    codes = as_codes(codes)
+    x = as_codes(x, codes)
     if codes.ndim != 2 or x.ndim != 2 or len(codes) != len(x):
         raise ValueError(
             f"GPDecoder needs codes (n, d) and data (n, D) of the same n; got {tuple(codes.shape)} and "
@@ -154,3 +158,4 @@ def _check_data(codes: Tensor, x: Tensor) -> None:
         )
     if not (torch.isfinite(codes).all() and torch.isfinite(x).all()):
         raise ValueError("The codes or the data contain NaN or infinite values. Drop those rows.")
+    return codes, x

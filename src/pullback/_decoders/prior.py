@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 
 from pullback._decoders.contract import Decoder, observed
+from pullback._decoders.refusals import no_decoder
 from pullback._decoders.support import Support
 from pullback._families.location_scale import UnitNormal
 from pullback._families.product import Product
@@ -58,6 +59,8 @@ class WithPrior(nn.Module):
 
     def __init__(self, decoder: Decoder, prior: Distribution | Float[Tensor, "d d"] | None = None):
         super().__init__()
+        if not callable(decoder):
+            raise TypeError(no_decoder(decoder))
         self.decoder = decoder
         self.register_buffer("root", None if prior is None else _root(_precision(prior)))
 

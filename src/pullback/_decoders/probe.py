@@ -32,6 +32,7 @@ from pullback._decoders.refusals import (
     invalid_parameter,
     leaves_torch,
     no_derivative,
+    refused_codes,
     whole_model,
     wrong_output,
 )
@@ -172,14 +173,15 @@ def _look(decoder: Decoder, codes: Tensor) -> Facts:
 
 
 def _first_call(decoder: Decoder, codes: Tensor) -> Distribution:
-    """As `called`; a whole model in the place of its decoder gets a sentence."""
+    """As `called`; a whole model in the place of its decoder, and codes that the decoder does not take, get a
+    sentence.
+    """
     try:
         return called(decoder, codes)
+    except (torch.OutOfMemoryError, NotImplementedError):
+        raise
     except (RuntimeError, TypeError, IndexError) as error:
-        sentence = whole_model(decoder, codes, error)
-        if sentence is None:
-            raise
-        raise DecoderError(sentence) from error
+        raise DecoderError(whole_model(decoder, codes, error) or refused_codes(codes, error)) from error
 
 
 @contextlib.contextmanager

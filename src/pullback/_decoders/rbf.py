@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from pullback._decoders.support import Support
-from pullback._typing import Float
+from pullback._typing import Codes, Float
 
 
 class RBFPrecision(nn.Module):
@@ -47,11 +47,11 @@ class RBFPrecision(nn.Module):
         self._bump_weights = nn.Parameter(_inverse_softplus((1 / overlap).repeat(len(support.offsets))))
         self._feature_weights = nn.Parameter(_inverse_softplus(overlap.new_tensor(scale).repeat(num_features)))
 
-    def bumps(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch k"]:
+    def bumps(self, z: Codes) -> Float[Tensor, "*batch k"]:
         """The radial basis functions, one for each center of the support."""
         return torch.exp(-0.5 * self.support.squared_distances(z) / self.support.scale.square())
 
-    def forward(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch D"]:
+    def forward(self, z: Codes) -> Float[Tensor, "*batch D"]:
         """The standard deviations of the D features at ``z``."""
         precision = linear(self.bumps(z), softplus(self._bump_weights)[None]) + self.floor
         return softplus(self._feature_weights) / precision

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 
 from pullback._decoders.contract import Decoder, DecoderError, observed
+from pullback._decoders.refusals import wrong_output
 from pullback._decoders.support import Support
 from pullback._families.location_scale import UnitNormal
 from pullback._families.product import Product
@@ -75,6 +76,9 @@ class WithReading(nn.Module):
         return self._channel(z, self.decoder(z))
 
     def _channel(self, z: Tensor, p: Distribution) -> Distribution:
+        sentence = wrong_output(p, z)
+        if sentence is not None:
+            raise DecoderError(sentence)
         value = self.reading(z, p)
         batch = z.shape[:-1]
         if not isinstance(value, Tensor) or value.shape[: len(batch)] != batch or value.ndim > len(batch) + 1:

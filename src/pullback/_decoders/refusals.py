@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pullback._autodiff.torch_internals import batch_norms, dropouts
 
 _NO_DERIVATIVE = (
-    "or use a metric that needs no derivative of the decoder: "
-    "pullback.DivergenceMetric(decoder, method=pullback.divergences.CentralDifference())."
+    "or use a metric that needs no derivative of the decoder: pullback.DivergenceMetric(decoder, "
+    "method=pullback.divergences.CentralDifference())."
 )
 
 # Where libraries keep the decoder of a model: diffusers (`decode`), plain and Lightning modules and pythae (`decoder`),
@@ -58,12 +57,34 @@ def batch_dependence(layer: nn.Module) -> str | None:
 def whole_model(model: object, z: Tensor, error: Exception) -> str | None:
     """For a model that does not take codes itself, but has a part that decodes; None if it has none."""
     places = [place for place in PLACES if callable(getattr(model, place, None))]
-    if not places or isinstance(error, torch.OutOfMemoryError):
+    if not places:
         return None
     return (
         f"{type(model).__name__} does not take codes of shape {tuple(z.shape)} ({first_line(error)}), but it has "
         f"{places[0]}: use pullback.as_decoder(model, family=torch.distributions.Bernoulli), with the likelihood it "
         "was trained with."
+    )
+
+
+def no_decoder(thing: object) -> str:
+    """For what stands in the place of a decoder and cannot be called."""
+    if hasattr(thing, "decoder") or hasattr(thing, "tensor"):
+        return (
+            f"A decoder is expected, not the metric {type(thing).__name__}. Give the decoder itself, as in "
+            f"metric.decoder."
+        )
+    return (
+        f"A decoder is a function from codes (N, d) to a torch.distributions.Distribution, not {type(thing).__name__}. "
+        "For example `lambda z: torch.distributions.Bernoulli(logits=model(z))`."
+    )
+
+
+def refused_codes(z: Tensor, error: Exception) -> str:
+    """For a decoder that fails at its first codes."""
+    return (
+        f"The decoder does not take codes of {z.shape[-1]} dimensions, {z.dtype}, on {z.device}: {first_line(error)}. "
+        "Give codes of its latent dimension, with its dtype and device. It is called with any number N of codes (N, "
+        "d), so what else it needs must not have a row per observation."
     )
 
 
@@ -108,8 +129,9 @@ def wrong_output(p: object, z: Tensor) -> str | None:
     if not isinstance(p, Distribution):
         return (
             f"The decoder returned {type(p).__name__}, not a torch.distributions.Distribution. Return one "
-            "distribution; for features of different kinds use pullback.Product(p, q, ...); for the output of a model "
-            "of another library use pullback.as_decoder(model, family=...)."
+            "distribution; for features of different kinds use pullback.Product(p, q, ...). For the output of a model "
+            "of another library use pullback.as_decoder(model, family=torch.distributions.Normal), with the "
+            "likelihood it was trained with."
         )
     if p.batch_shape[:1] != z.shape[:1]:
         return (

@@ -95,20 +95,23 @@ class Support(nn.Module):
         support.edge.copy_(_quantile(distances, quantile))
         return support
 
-    def distance2(self, z: Float[Tensor, "*batch d"], *, smooth: bool = True) -> Float[Tensor, "*batch"]:
+    def distance2(self, z: Float[Tensor, "*batch d"] | Array, *, smooth: bool = True) -> Float[Tensor, "*batch"]:
         r"""Squared distance to the data: the smooth minimum :math:`D_h(z)`, or with ``smooth=False`` the paper's D(z).
 
         The smooth minimum may be negative between close centers; only its differences and its level sets matter.
         """
         if not smooth:
             return self.squared_distances(z).amin(-1).clamp_min(0)
-        z, h2 = z - self.origin, self.scale.square()
+        z, h2 = self._codes(z) - self.origin, self.scale.square()
         scores = nn.functional.linear(z, 2 / h2 * self.offsets, -self.offsets.square().sum(-1) / h2)
         return z.square().sum(-1) - h2 * _logsumexp(scores)
 
-    def squared_distances(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch k"]:
+    def squared_distances(self, z: Float[Tensor, "*batch d"] | Array) -> Float[Tensor, "*batch k"]:
         """The squared distance to each center."""
-        return squared_distances(z - self.origin, self.offsets)
+        return squared_distances(self._codes(z) - self.origin, self.offsets)
+
+    def _codes(self, z: Tensor | Array) -> Tensor:
+        return as_codes(z, self.offsets, dim=self.offsets.shape[-1])
 
     def matching(self, decoder: object) -> Support:
         """The support in the dtype and on the device of a decoder, as far as these can be told."""
@@ -127,7 +130,7 @@ class Support(nn.Module):
         r"""The value of `distance2` up to which a point counts as on the data: :math:`D_{\rm edge} + 3h^2`."""
         return self.edge + 3 * self.scale.square()
 
-    def contains(self, z: Float[Tensor, "*batch d"]) -> Bool[Tensor, "*batch"]:
+    def contains(self, z: Float[Tensor, "*batch d"] | Array) -> Bool[Tensor, "*batch"]:
         """Whether points lie on the data, that is within the `border`."""
         return self.distance2(z) <= self.border
 

@@ -25,7 +25,7 @@ from pullback._decoders.probe import depends_on
 from pullback._families.lower_bound import lower_bound
 from pullback._geometry.distance import stationary
 from pullback._geometry.geodesic import Geodesic
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, check_metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._numerics.tridiagonal import solve_tridiagonal
 from pullback._progress import progress
@@ -69,8 +69,8 @@ class Certificate:
         ratio = (self.lower / self.upper.clamp_min(torch.finfo(self.upper.dtype).tiny)).median().item()
         return (
             f"{self.lower.numel()} distances, the median lower bound {ratio:.1%} of the upper; "
-            f"{int(self.strict.sum())} of the paths "
-            f"are strict local minima, their lengths right to {self.error.max().item():.1g} within their valleys"
+            f"{int(self.strict.sum())} of the paths are strict local minima, their lengths right to "
+            f"{self.error.max().item():.1g} within their valleys"
         )
 
 
@@ -86,6 +86,9 @@ def certify(metric: Metric, geodesic: Geodesic) -> Certificate:
         metric: the metric the paths were found in.
         geodesic: the result of `pullback.geodesic`.
     """
+    check_metric(metric)
+    if not isinstance(geodesic, Geodesic):
+        raise TypeError(f"certify takes the result of pullback.geodesic, not {type(geodesic).__name__}.")
     points, batch = geodesic.curve.points.detach(), geodesic.length.shape
     paths, levels = points.reshape(-1, *points.shape[-2:]), geodesic.num_segments.reshape(-1)
     curves = geodesic.curve.flatten()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
-from pullback._curves.curve import Curve, Polyline
+from pullback._curves.curve import Curve, curve_for
 from pullback._curves.steps import MAX_DECODED
 from pullback._decoders.contract import Decoder, observe, unvalidated
 from pullback._decoders.extrapolated import Extrapolated
@@ -32,7 +32,7 @@ from pullback._families.rules import embed
 from pullback._geometry.geodesic import Geodesic
 from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
-from pullback._typing import Float
+from pullback._typing import Array, Float
 
 # Segments of the sums that are extrapolated to order four: shares are then good to six digits on smooth paths.
 _NUM_SEGMENTS = 256
@@ -95,7 +95,7 @@ class Contributions:
 
 def contributions(
     metric: Metric,
-    path: Geodesic | Curve | Float[Tensor, "*batch n d"],
+    path: Geodesic | Curve | Float[Tensor, "*batch n d"] | Array,
     labels: Sequence[str] | None = None,
     *,
     num_segments: int = _NUM_SEGMENTS,
@@ -113,8 +113,7 @@ def contributions(
     Returns:
         `Contributions`, with one row per feature.
     """
-    curve = path.curve if isinstance(path, Geodesic) else path
-    curve = Polyline(curve) if isinstance(curve, Tensor) else curve
+    curve = curve_for(metric, path)
     if num_segments < 2 or num_segments % 2:
         raise ValueError(f"num_segments must be an even number of at least 2; got {num_segments}.")
     with torch.no_grad(), unvalidated():

@@ -18,12 +18,13 @@ derivatives of M,
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric, codes_for
+from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._metrics.connection import Embedding, acceleration
 from pullback._typing import Array, Float
 
@@ -47,7 +48,7 @@ def sectional_curvature(
         u: tangents; the three shapes are broadcast.
         v: tangents.
     """
-    z, u, v = _prepare(*codes_for(metric, z, u, v))
+    z, u, v = _contiguous(metric, z, u, v)
     with torch.no_grad(), unvalidated():
         return _sectional(metric, z, u, v)
 
@@ -71,18 +72,15 @@ def scalar_curvature(metric: Metric, z: Float[Tensor, "*batch d"] | Array) -> Fl
     Twice the Gaussian curvature in two dimensions, 0 in one; :math:`d(d-1)K` where all planes have the curvature K. NaN
     where M is singular. Its cost grows with the number of planes, d(d-1)/2.
     """
-    z, _, _ = _prepare(*codes_for(metric, z, z, z))
+    (z,) = _contiguous(metric, z)
     with torch.no_grad(), unvalidated():
         basis = _orthonormal(metric.tensor(z))
         planes = itertools.combinations(basis, 2)
         return sum((2 * _sectional(metric, z, u, v) for u, v in planes), start=torch.zeros_like(z[..., 0]))
 
 
-def _prepare(*tensors: Tensor) -> tuple[Tensor, ...]:
-    if any(x.ndim == 0 or x.shape[-1] != tensors[0].shape[-1] for x in tensors):
-        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
-        raise ValueError(f"Codes and tangents of shapes {shapes} must be (*batch, d) with the same d.")
-    return tuple(x.contiguous() for x in torch.broadcast_tensors(*tensors))
+def _contiguous(metric: Metric, *codes: Any) -> tuple[Tensor, ...]:
+    return tuple(z.contiguous() for z in broadcast(*codes_for(metric, *codes)))
 
 
 def _orthonormal(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -20,11 +20,11 @@ from torch import Tensor
 from pullback._decoders.contract import as_codes
 from pullback._geometry.distance import distance
 from pullback._geometry.geodesic import geodesic
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._numerics.random import as_generator
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Solver
-from pullback._typing import Float
+from pullback._typing import Array, Float
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +49,10 @@ class DistanceUncertainty:
 @progress("distances")
 def distance_uncertainty(
     metric: Metric,
-    a: Float[Tensor, "*#batch d"],
-    b: Float[Tensor, "*#batch d"],
-    cov_a: Float[Tensor, ...] | None = None,
-    cov_b: Float[Tensor, ...] | None = None,
+    a: Float[Tensor, "*#batch d"] | Array,
+    b: Float[Tensor, "*#batch d"] | Array,
+    cov_a: Float[Tensor, ...] | Array | None = None,
+    cov_b: Float[Tensor, ...] | Array | None = None,
     *,
     method: Literal["delta", "samples"] = "delta",
     num_samples: int = 100,
@@ -85,9 +85,8 @@ def distance_uncertainty(
         >>> pb.distance_uncertainty(metric, a, b, cov_a=0.01 * torch.ones(2))
         DistanceUncertainty(10 ± 0.2)
     """
-    a, b = as_codes(a, metric), as_codes(b, metric)
-    shape = torch.broadcast_shapes(a.shape, b.shape)
-    a, b = a.detach().expand(shape), b.detach().expand(shape)
+    a, b = (z.detach() for z in broadcast(*codes_for(metric, a, b)))
+    shape = a.shape
     roots = [_root(cov, shape, a) for cov in (cov_a, cov_b)]
     if method == "delta":
         return _delta(metric, a, b, roots, solver)
@@ -100,7 +99,7 @@ def _root(cov: Tensor | None, shape: torch.Size, like: Tensor) -> Tensor | None:
     """A factor R of the covariance R Rᵀ, of shape ``(*batch, d, d)``."""
     if cov is None:
         return None
-    cov, d = torch.as_tensor(cov).to(like), shape[-1]
+    cov, d = as_codes(cov, like), shape[-1]
     if cov.ndim == len(shape) + 1 or (cov.shape == (d, d) and torch.equal(cov, cov.mT)):
         factor, info = torch.linalg.cholesky_ex(cov)
         if (info != 0).any():

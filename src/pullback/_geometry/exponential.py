@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pullback._curves.curve import Curve
+from pullback._curves.curve import Curve, Parameters, parameters
 from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric, codes_for
+from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._metrics.connection import differentiable, geodesic_field
 from pullback._numerics.ode import DenseOutput, Flow, Outcome, integrate
 from pullback._progress import progress
@@ -130,18 +130,22 @@ class Trajectory(Curve):
         ]
         return np.array(sentences, dtype=object).reshape(tuple(self.status.shape))
 
-    def __call__(self, t: Float[Tensor, "*t m"]) -> Float[Tensor, "*batch m d"]:
+    def __call__(self, t: Parameters) -> Tensor:
+        """Points at the parameters ``t``: the same ``(m,)`` for all curves, or ``(*batch, m)``; a number for one
+        point.
+        """
         return self._at(t).chunk(2, -1)[0]
 
-    def velocity(self, t: Float[Tensor, "*t m"]) -> Float[Tensor, "*batch m d"]:
+    def velocity(self, t: Parameters) -> Tensor:
         """The derivative in t at the parameters ``t``."""
         return self._at(t).chunk(2, -1)[1]
 
-    def _at(self, t: Tensor) -> Tensor:
-        if t.ndim == 0:
-            raise ValueError("Curve parameters have shape (m,) or (*batch, m); got a scalar. Use t.reshape(1).")
+    def _at(self, t: Parameters) -> Tensor:
+        t = parameters(t, self.begin)
         if self.dense is None:
             raise ValueError("Only both ends of these geodesics are known. Use pullback.exponential for all of them.")
+        if t.ndim == 0:
+            return self._at(t[None])[..., 0, :]
         batch, m = self.reached.shape, t.shape[-1]
         states = self.dense(t.to(self.reached).expand(*batch, m).reshape(self.reached.numel(), m))
         return states.reshape(*batch, m, states.shape[-1])
@@ -189,8 +193,8 @@ def expmap(
         >>> pb.expmap(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
         tensor([0.0000, 2.7183])
     """
-    z, v = codes_for(metric, z, v)
-    z, v = _prepare(z, t * v)
+    z, v = broadcast(*codes_for(metric, z, v))
+    v = _time(t) * v
     flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=False)
     found = _trajectory(metric, z, v, flow, alpha)
     if not found.converged.all():
@@ -213,7 +217,7 @@ def exponential(
 
     Arguments as in `expmap`; failures are reported by the result, not raised.
     """
-    z, v = _prepare(*codes_for(metric, z, v))
+    z, v = broadcast(*codes_for(metric, z, v))
     flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=True)
     return _trajectory(metric, z, v, flow, alpha)
 
@@ -276,19 +280,12 @@ def _integrate(
         )
 
 
-def _prepare(z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    if z.ndim == 0 or v.ndim == 0 or z.shape[-1] != v.shape[-1]:
+def _time(t: float) -> float:
+    if np.ndim(t):
         raise ValueError(
-            f"Points of shape {tuple(z.shape)} and velocities of shape {tuple(v.shape)} must be (*batch, d) with the "
-            "same d."
+            f"t is one number; got shape {np.shape(t)}. For many times use pullback.exponential(metric, z, v)(t)."
         )
-    if z.dtype != v.dtype or z.device != v.device:
-        raise ValueError(
-            f"Points are {z.dtype} on {z.device} and velocities {v.dtype} on {v.device}. Use v.to(z) so that they "
-            "agree."
-        )
-    shape = torch.broadcast_shapes(z.shape, v.shape)
-    return z.expand(shape), v.expand(shape)
+    return t
 
 
 def _drift(metric: Metric, states: Tensor, valid: Tensor) -> Tensor:

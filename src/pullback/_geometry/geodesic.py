@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pullback._curves.curve import Curve, Parameters, PiecewiseCubic
 from pullback._curves.steps import squared_steps
-from pullback._decoders.contract import unvalidated
+from pullback._decoders.contract import as_codes, unvalidated
 from pullback._decoders.support import Support
-from pullback._metrics.base import Metric, codes_for
+from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._numerics.spline import refine
 from pullback._progress import progress
 from pullback._solvers.base import Solution, Solver, Status, converged
@@ -22,7 +22,7 @@ from pullback._solvers.gauss_newton import GaussNewton
 from pullback._starts.graph import Graph
 from pullback._typing import Array, Bool, Float, Int
 
-Start = Graph | Curve | Tensor | None
+Start = Graph | Curve | Tensor | np.ndarray | None
 _START_POINTS = 257
 
 
@@ -154,37 +154,14 @@ def _sentence(code: Status, leaves: bool) -> str:
 
 def _pairs(metric: Metric, a: Tensor | Array, b: Tensor | Array) -> tuple[Tensor, Tensor, torch.Size]:
     """The end points as ``(B, d)`` each, and the shape of the batch."""
-    a, b = codes_for(metric, a, b)
-    if a.shape[-1] != b.shape[-1]:
-        raise ValueError(
-            f"End points have {a.shape[-1]} and {b.shape[-1]} dimensions. Both must be codes of the same model."
-        )
-    if a.device != b.device or a.dtype != b.dtype:
-        raise ValueError(f"End points are {a.dtype} on {a.device} and {b.dtype} on {b.device}. Move one: a.to(b).")
-    try:
-        batch = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
-    except RuntimeError as error:
-        raise ValueError(
-            f"End points of shapes {tuple(a.shape)} and {tuple(b.shape)} do not pair up. For all pairs use a[:, None] "
-            "and b[None]."
-        ) from error
-    start, stop = (z.detach().expand(*batch, z.shape[-1]).reshape(-1, z.shape[-1]) for z in (a, b))
+    a, b = broadcast(*codes_for(metric, a, b))
+    start, stop = (z.detach().reshape(-1, z.shape[-1]) for z in (a, b))
     if start.shape[0] == 0:
         raise ValueError("There are no end points: the batch is empty. Pass at least one pair of codes.")
-    _check_dimension(metric, start)
-    return start, stop, batch
-
-
-def _check_dimension(metric: Metric, z: Tensor) -> None:
-    """A decoder's own complaint about shapes or devices, with what it was given."""
-    try:
-        with torch.no_grad(), unvalidated():
-            metric.ds2(z[:2].nan_to_num(), z[:2].nan_to_num())
-    except RuntimeError as error:
-        raise ValueError(
-            f"The decoder does not take codes of {z.shape[-1]} dimensions, {z.dtype}, on {z.device}. Pass codes of its "
-            f"latent dimension, with its dtype and device. It says: {error}"
-        ) from error
+    with torch.no_grad(), unvalidated():
+        # whatever the metric says against codes like these, it says here
+        metric.ds2(start[:2].nan_to_num(), start[:2].nan_to_num())
+    return start, stop, a.shape[:-1]
 
 
 def _start_nodes(metric: Metric, a: Tensor, b: Tensor, init: Start) -> Tensor:
@@ -192,7 +169,11 @@ def _start_nodes(metric: Metric, a: Tensor, b: Tensor, init: Start) -> Tensor:
         return torch.stack([a, b], 1)
     if isinstance(init, Graph):
         return _better_start(metric, init.paths(a, b, _START_POINTS))
-    points = init if isinstance(init, Tensor) else init.resample(_START_POINTS)
+    points = init.resample(_START_POINTS) if isinstance(init, Curve) else as_codes(init, a)
+    if points.ndim < 2 or points.shape[-2] < 2:
+        raise ValueError(
+            f"init is a graph, a curve, or points of shape (*batch, n, d) with n >= 2; got {tuple(points.shape)}."
+        )
     nodes = points.detach().expand(*points.shape[:-2], *points.shape[-2:]).reshape(-1, *points.shape[-2:])
     if nodes.shape[0] not in (1, a.shape[0]) or nodes.shape[-1] != a.shape[-1]:
         raise ValueError(

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pullback._decoders.contract import as_codes
 from pullback._geometry.geodesic import geodesic
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._numerics.random import as_generator
 from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback._starts.code_graph import CodeGraph
 from pullback._starts.graph import Graph
 from pullback._starts.lattice import Lattice
-from pullback._typing import Bool, Float, Int
+from pullback._typing import Array, Bool, Float, Int
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class Identifiability:
 @progress("distances")
 def identifiability(
     metrics: Sequence[Metric] | None,
-    codes: Sequence[Float[Tensor, "n d"]],
+    codes: Sequence[Float[Tensor, "n d"] | Array],
     *,
     pairs: Int[Tensor, "P 2"] | None = None,
     num_pairs: int = 50,
@@ -99,7 +100,7 @@ def identifiability(
         >>> pb.identifiability(None, [z, 3 * z], pairs=pairs).variation.round(decimals=3)
         tensor([0.7070, 0.7070])
     """
-    _check(metrics, codes)
+    codes = _checked(metrics, codes)
     if pairs is None:
         pairs = _random_pairs(len(codes[0]), num_pairs, as_generator(random_state))
     ends = [(z[pairs[:, 0]], z[pairs[:, 1]]) for z in codes]
@@ -116,16 +117,24 @@ def identifiability(
     return Identifiability(pairs, distances, compared.std(0) / compared.mean(0), converged)
 
 
-def _check(metrics: Sequence[Metric] | None, codes: Sequence[Tensor]) -> None:
-    if len(codes) < 2 or len({len(z) for z in codes}) > 1:
+def _checked(metrics: Sequence[Metric] | None, codes: Sequence[Tensor | Array]) -> list[Tensor]:
+    if not isinstance(codes, (list, tuple)) or not isinstance(metrics, (list, tuple, type(None))):
+        raise TypeError(
+            "identifiability takes a list of metrics, or None, and a list of codes (n, d), one of each per model."
+        )
+    found = [as_codes(z, a_set=True) for z in codes]
+    if len(found) < 2 or len({len(z) for z in found}) > 1:
         raise ValueError(
             f"identifiability compares at least two models by codes of the same observations; got {len(codes)} models "
-            f"with {[len(z) for z in codes]} codes. Encode the same data with each model, in the same order."
+            f"with {[len(z) for z in found]} codes. Encode the same data with each model, in the same order."
         )
     if metrics is not None and len(metrics) != len(codes):
         raise ValueError(
             f"There are {len(metrics)} metrics and codes of {len(codes)} models; give one of each per model."
         )
+    if metrics is None:
+        return found
+    return [codes_for(metric, z)[0] for metric, z in zip(metrics, found, strict=True)]
 
 
 def _random_pairs(n: int, num_pairs: int, generator: torch.Generator) -> Tensor:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._curves.curve import Curve, Polyline
+from pullback._curves.curve import Curve, Polyline, curve_for
 from pullback._curves.steps import Marks
 from pullback._decoders.contract import as_codes, unvalidated
 from pullback._geometry.geodesic import Geodesic, geodesic
 from pullback._metrics.base import Metric
 from pullback._progress import progress
 from pullback._solvers.base import Solver
-from pullback._typing import Bool, Float
+from pullback._typing import Array, Bool, Float
 
 # Points of the path among which candidates are sought, and how many of them are looked at by shortest paths.
 _NUM_TIMES, _NUM_CANDIDATES = 65, 3
@@ -52,8 +52,8 @@ class Projection:
 @progress("projections")
 def project(
     metric: Metric,
-    path: Geodesic | Curve | Float[Tensor, "n d"],
-    codes: Float[Tensor, "m d"],
+    path: Geodesic | Curve | Float[Tensor, "*one n d"] | Array,
+    codes: Float[Tensor, "m d"] | Array,
     *,
     solver: Solver | None = None,
 ) -> Projection:
@@ -76,9 +76,9 @@ def project(
         >>> [round(x.item(), 4) for x in (found.time, found.distance)]
         [0.25, 2.0]
     """
-    curve = _single(path)
-    codes = as_codes(codes, curve.begin)
-    if codes.ndim != 2 or codes.shape[-1] != curve.begin.shape[-1]:
+    curve = _single(curve_for(metric, path))
+    codes = as_codes(codes, curve.begin, a_set=True)
+    if codes.shape[-1] != curve.begin.shape[-1]:
         raise ValueError(
             f"project takes codes of shape (m, {curve.begin.shape[-1]}), in the dimensions of the path; got "
             f"{tuple(codes.shape)}."
@@ -92,9 +92,7 @@ def project(
     return Projection(t, found.length, point, found.converged)
 
 
-def _single(path: Geodesic | Curve | Tensor) -> Curve:
-    curve = path.curve if isinstance(path, Geodesic) else path
-    curve = Polyline(curve) if isinstance(curve, Tensor) else curve
+def _single(curve: Curve) -> Curve:
     if curve.begin.ndim == 1:
         return curve
     if curve.begin.shape[:-1].numel() == 1:

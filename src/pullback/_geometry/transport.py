@@ -28,7 +28,7 @@ import math
 import torch
 from torch import Tensor
 
-from pullback._curves.curve import Curve, Polyline
+from pullback._curves.curve import Curve, curve_for
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import connection
@@ -93,8 +93,7 @@ def parallel_transport(
         >>> pb.parallel_transport(metric, up, torch.tensor([1.0, 0.0]))
         tensor([2.0000, 0.0000])
     """
-    curve = getattr(curve, "curve", curve)
-    curve = Polyline(curve) if isinstance(curve, Tensor) else curve
+    curve = curve_for(metric, getattr(curve, "curve", curve))
     (v,) = codes_for(metric, v)
     if v.ndim == 0 or v.shape[-1] != curve.begin.shape[-1]:
         raise ValueError(

@@ -21,7 +21,7 @@ from pullback._geometry.geodesic import Geodesic, geodesic
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._progress import progress
 from pullback._starts.code_graph import CodeGraph
-from pullback._typing import Float
+from pullback._typing import Array, Float
 
 _ENTROPY_RISES = 0.75
 _MAY_LEAVE = 0.05
@@ -142,7 +142,7 @@ _SENTENCE_COLLAPSED = (
 @progress("report")
 def uncertainty_report(
     decoder: Decoder,
-    codes: Float[Tensor, "n d"],
+    codes: Float[Tensor, "n d"] | Array,
     *,
     support: Support | None = None,
     num_points: int = 500,
@@ -166,7 +166,7 @@ def uncertainty_report(
         >>> pb.uncertainty_report(decoder, codes, num_pairs=2).num_unused
         1
     """
-    codes = as_codes(codes, decoder)
+    codes = as_codes(codes, decoder, a_set=True)
     if support is None:
         own = getattr(decoder, "support", None)
         support = own if isinstance(own, Support) else Support.fit(codes)

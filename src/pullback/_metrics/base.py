@@ -32,7 +32,7 @@ def per_code(method: Method) -> Method:
     @functools.wraps(method)
     def call(self: Metric, *codes: Any, **others: Any) -> Any:
         names = [name for name, value in others.items() if value is not None]
-        every = torch.broadcast_tensors(*(as_codes(z, self) for z in (*codes, *(others[name] for name in names))))
+        every = broadcast(*(as_codes(z, self) for z in (*codes, *(others[name] for name in names))))
         batch, d = every[0].shape[:-1], every[0].shape[-1]
         flat = [z.reshape(-1, d) for z in every]
         named = {**others, **dict(zip(names, flat[len(codes) :], strict=True))}
@@ -141,7 +141,7 @@ class Metric(abc.ABC):
 
     def inner(self, z: Codes, u: Codes, v: Codes) -> Float[Tensor, "*batch"]:
         """The inner product ``uᵀ M(z) v`` of two tangents at ``z``."""
-        u, v = as_codes(u, self), as_codes(v, self)
+        z, u, v = broadcast(*(as_codes(x, self) for x in (z, u, v)))
         return torch.einsum("...i,...ij,...j->...", u, self.tensor(z), v)
 
     def norm(self, z: Codes, v: Codes) -> Float[Tensor, "*batch"]:
@@ -155,16 +155,51 @@ class Metric(abc.ABC):
         return torch.where(info == 0, half_logdet, -torch.inf)
 
 
-def codes_for(metric: Any, *codes: Any) -> tuple[Tensor, ...]:
-    """Codes or tangents as tensors of the metric's dtype and device.
+def codes_for(metric: Any, *codes: Any, a_set: bool = False) -> tuple[Tensor, ...]:
+    """Codes or tangents as tensors of the metric's dtype and device: the first line of every public function with
+    a metric.
 
     Raises:
         TypeError: a decoder was given in the place of the metric.
     """
-    if not isinstance(metric, Metric):
-        what = "a decoder" if callable(metric) else f"{type(metric).__name__}"
-        raise TypeError(
-            f"The first argument must be a metric, such as pullback.FisherRaoMetric(decoder); got {what}. "
-            "Use pullback.FisherRaoMetric(...) around it."
+    check_metric(metric)
+    found = tuple(as_codes(z, metric, a_set=a_set) for z in codes)
+    if a_set and len({z.shape[1] for z in found}) > 1:
+        raise ValueError(
+            f"Sets of codes have {' and '.join(str(z.shape[1]) for z in found)} dimensions. Both must be of the "
+            "same model."
         )
-    return tuple(as_codes(z, metric) for z in codes)
+    return found
+
+
+def broadcast(*codes: Tensor) -> tuple[Tensor, ...]:
+    """Codes and tangents ``(*batch, d)`` in one common shape.
+
+    Raises:
+        ValueError: their dimensions, dtypes or devices differ, or their batches do not pair up.
+    """
+    shapes = " and ".join(str(tuple(z.shape)) for z in codes)
+    if len({z.shape[-1] for z in codes}) > 1:
+        raise ValueError(
+            f"Codes and tangents of shapes {shapes} must be (*batch, d) with the same d, that of the same model."
+        )
+    if len({(z.dtype, z.device) for z in codes}) > 1:
+        kinds = " and ".join(f"{z.dtype} on {z.device}" for z in codes)
+        raise ValueError(f"Codes and tangents are {kinds}. Move one: a.to(b).")
+    try:
+        return tuple(torch.broadcast_tensors(*codes))
+    except RuntimeError as error:
+        raise ValueError(
+            f"Codes and tangents of shapes {shapes} do not pair up. For all pairs use a[:, None] and b[None]."
+        ) from error
+
+
+def check_metric(metric: Any) -> None:
+    """Raises a TypeError unless it is a metric."""
+    if isinstance(metric, Metric):
+        return
+    if callable(metric) and not isinstance(metric, type):
+        what, fix = "a decoder", " Use pullback.FisherRaoMetric(...) around it."
+    else:
+        what, fix = getattr(metric, "__name__", type(metric).__name__), ""
+    raise TypeError(f"The first argument must be a metric, such as pullback.FisherRaoMetric(decoder); got {what}.{fix}")

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric, per_code
+from pullback._decoders.contract import as_codes, unvalidated
+from pullback._metrics.base import Metric, check_metric, per_code
 from pullback._metrics.kernel_mean import GridMean, KernelMean, PointMean
 from pullback._progress import progress
-from pullback._typing import Codes, Float
+from pullback._typing import Array, Codes, Float
 
 _NUM_NODES = 64**2
 _AT_ONCE = 2**22  # distances held at once
@@ -51,11 +51,13 @@ class Grid:
         torch.Size([9, 2])
     """
 
-    low: Tensor
-    high: Tensor
+    low: Float[Tensor, " d"] | Array
+    high: Float[Tensor, " d"] | Array
     resolution: int | Sequence[int]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "low", as_codes(self.low))
+        object.__setattr__(self, "high", as_codes(self.high, self.low))
         if self.low.ndim != 1 or self.low.shape != self.high.shape or not bool((self.low < self.high).all()):
             raise ValueError(
                 f"The corners of a grid are tensors of shape (d,), low below high in every coordinate; got {self.low} "
@@ -69,13 +71,14 @@ class Grid:
 
     @classmethod
     def around(
-        cls, codes: Float[Tensor, "n d"], *, resolution: int | Sequence[int] | None = None, margin: float = 0.25
+        cls, codes: Float[Tensor, "n d"] | Array, *, resolution: int | Sequence[int] | None = None, margin: float = 0.25
     ) -> Self:
         """The box of the codes, with `margin` times its extent added on every side; about 4,096 points by default.
 
         The number of points is a power of the dimension. Beyond four dimensions fit the metric to codes instead.
         """
-        low, high = codes.detach().amin(0), codes.detach().amax(0)
+        codes = as_codes(codes, a_set=True).detach()
+        low, high = codes.amin(0), codes.amax(0)
         room = margin * (high - low).clamp_min(1e-3)
         if resolution is None:
             resolution = max(4, round(_NUM_NODES ** (1 / codes.shape[-1])))
@@ -142,10 +145,10 @@ class InterpolatedMetric(Metric):
     def fit(
         cls,
         metric: Metric,
-        points: Grid | Tensor,
+        points: Grid | Float[Tensor, "S d"] | Array,
         *,
         bandwidth: float | None = None,
-        held_out: Float[Tensor, "m d"] | None = None,
+        held_out: Float[Tensor, "m d"] | Array | None = None,
     ) -> Self:
         r"""Evaluates the exact metric at the points, and its distance from the mean at others.
 
@@ -160,7 +163,9 @@ class InterpolatedMetric(Metric):
             held_out: where `error` is measured. By default 256 random points of the grid's box, or as many codes, moved
                 by about one bandwidth.
         """
-        nodes = points.points if isinstance(points, Grid) else _checked(points)
+        check_metric(metric)
+        points = points if isinstance(points, Grid) else _checked(as_codes(points, metric, a_set=True))
+        nodes = points.points if isinstance(points, Grid) else points
         tensors = _evaluate(metric, nodes)
         table = _upper(tensors)
         sigma = _bandwidth(points, bandwidth)
@@ -169,7 +174,7 @@ class InterpolatedMetric(Metric):
         else:
             mean = PointMean(nodes, table, sigma)
         trial = cls(mean, InterpolationAccuracy(math.nan, math.nan, math.nan, 0))
-        fresh = _fresh(points, sigma) if held_out is None else held_out
+        fresh = _fresh(points, sigma) if held_out is None else as_codes(held_out, nodes, a_set=True)
         return replace(trial, error=_compare(trial, metric, fresh))
 
     @property
@@ -216,10 +221,10 @@ def _upper(tensors: Tensor) -> Tensor:
 
 
 def _checked(points: Tensor) -> Tensor:
-    if not isinstance(points, Tensor) or points.ndim != 2 or len(points) < 2 or not points.is_floating_point():
+    if len(points) < 2:
         raise ValueError(
-            "InterpolatedMetric.fit needs a pullback.Grid, or at least two codes as a floating-point tensor of shape "
-            "(S, d). Use pullback.Grid.around(codes)."
+            "InterpolatedMetric.fit needs a pullback.Grid, or at least two codes of shape (S, d). Use "
+            "pullback.Grid.around(codes)."
         )
     return points.detach()
 

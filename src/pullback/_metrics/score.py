@@ -10,7 +10,7 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, Independent
 
 from pullback._autodiff.derivatives import pushforward
-from pullback._decoders.contract import Decoder, check_finite, observe, observed, unvalidated
+from pullback._decoders.contract import Decoder, DecoderError, check_finite, observe, observed, unvalidated
 from pullback._decoders.probe import route
 from pullback._families.product import Product
 from pullback._families.score import fixed_noise, unbiased_weight
@@ -58,6 +58,11 @@ class ScoreMetric(Metric):
 
     @per_code
     def tensor(self, z: Codes) -> Float[Tensor, "*batch d d"]:
+        if not z.isfinite().all():
+            raise DecoderError(
+                "Some codes are NaN or infinite, where nothing can be sampled. Drop them: "
+                "codes[torch.isfinite(codes).all(-1)]."
+            )
         size = max(1, _AT_ONCE // max(1, _numel(self._sampled(z[:1]))))
         M = torch.cat([self._covariance(some) for some in z.split(size)])
         check_finite(M, z, what="parameters or derivatives")

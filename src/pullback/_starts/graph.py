@@ -28,8 +28,8 @@ from torch import Tensor
 from pullback._curves.curve import Polyline
 from pullback._curves.speed import equal_spacing, mixed_steps
 from pullback._curves.steps import safe_sqrt, squared_steps
-from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric, codes_for
+from pullback._decoders.contract import DecoderError, unvalidated
+from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._starts.routes import Links, Routes, batches
 from pullback._typing import Array, Float
 
@@ -71,8 +71,8 @@ class Graph(abc.ABC):
 
         ``inf`` where no path exists (an end point decodes to NaN), NaN where an end point is not finite.
         """
-        a, b = codes_for(self.metric, a, b)
-        start, stop = self._check(a), self._check(b)
+        a, b = broadcast(*self._codes(a, b))
+        start, stop = (z.reshape(-1, z.shape[-1]) for z in (a, b))
         total = start.new_full(start.shape[:1], torch.nan)
         for pairs, routes in self._routes(start, stop):
             total[pairs] = torch.from_numpy(routes.total).to(total)
@@ -86,8 +86,8 @@ class Graph(abc.ABC):
         The points are equally spaced in arc length, nine parts Riemannian and one part Euclidean, so that no two
         coincide where the metric vanishes. A straight line where no path exists.
         """
-        a, b = codes_for(self.metric, a, b)
-        start, stop = self._check(a), self._check(b)
+        a, b = broadcast(*self._codes(a, b))
+        start, stop = (z.reshape(-1, z.shape[-1]) for z in (a, b))
         w = torch.linspace(0, 1, num_points, dtype=a.dtype, device=a.device)[:, None]
         result = torch.lerp(start[:, None], stop[:, None], w)
         for pairs, routes in self._routes(start, stop):
@@ -130,18 +130,21 @@ class Graph(abc.ABC):
             _check_probe(graph, stored["probe"], stored["probe_ds2"], file)
         return graph
 
-    def _check(self, z: Tensor) -> Tensor:
-        if z.shape[-1] != self.nodes.shape[1]:
-            raise ValueError(
-                f"The graph lies in {self.nodes.shape[1]} dimensions and an end point in {z.shape[-1]}. Fit the graph "
-                "on codes of the same model."
-            )
-        if z.device != self.nodes.device:
-            raise ValueError(
-                f"The graph is on {self.nodes.device} and the end points on {z.device}. Fit or load it there, or move "
-                "them."
-            )
-        return z.detach().reshape(-1, z.shape[-1])
+    def _codes(self, *codes: Tensor | Array) -> tuple[Tensor, ...]:
+        """End points as tensors without a gradient, if they belong to the graph."""
+        found = tuple(z.detach() for z in codes_for(self.metric, *codes))
+        for z in found:
+            if z.shape[-1] != self.nodes.shape[1]:
+                raise ValueError(
+                    f"The graph lies in {self.nodes.shape[1]} dimensions and an end point in {z.shape[-1]}. Fit the "
+                    "graph on codes of the same model."
+                )
+            if z.device != self.nodes.device:
+                raise ValueError(
+                    f"The graph is on {self.nodes.device} and the end points on {z.device}. Fit or load it there, or "
+                    "move them."
+                )
+        return found
 
     @functools.cached_property
     def _reachable(self) -> tuple[KDTree, np.ndarray]:
@@ -242,7 +245,7 @@ def _probe(metric: Metric, nodes: Tensor, pairs: np.ndarray) -> np.ndarray:
 def _check_probe(graph: Graph, pairs: np.ndarray, expected: np.ndarray, file: object) -> None:
     try:
         measured = _probe(graph.metric, graph.nodes, pairs)
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, DecoderError) as error:
         raise ValueError(
             f"The metric cannot measure the nodes of {file}, which lie in {graph.nodes.shape[1]} dimensions and are "
             f"{graph.nodes.dtype}. Give it the metric the graph was fitted with. The decoder says: {error}"

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from pullback._curves.curve import Curve
 from pullback._decoders.contract import as_codes, decode
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, check_metric
+from pullback._typing import Codes
 from pullback.plot._contributions import contributions
 from pullback.plot._geometry import ClusterPlot, clusters, density, exponential_grid, fan, indicatrices
 from pullback.plot._plane import Directions, Plane, remember, shown
-from pullback.plot._raster import Bounds, evaluate, extent, grid
+from pullback.plot._raster import Bounds, evaluate, extent, finite, grid
 
 Background = str | Callable[[Tensor], Tensor]
 
@@ -54,7 +55,7 @@ class LatentPlot(NamedTuple):
 
 def latent(
     metric: Metric,
-    codes: Tensor | None = None,
+    codes: Codes | None = None,
     *,
     background: Background = "log_volume",
     bounds: Bounds | None = None,
@@ -89,14 +90,15 @@ def latent(
             or a tensor ``(2, d)``.
         ax: matplotlib axes; new ones by default.
     """
+    check_metric(metric)
+    codes = None if codes is None else finite(as_codes(codes, metric, a_set=True))
     ax = ax or plt.subplots(layout="compressed")[1]
-    codes = None if codes is None else as_codes(codes, metric)
     plane = None if codes is None or codes.shape[-1] == 2 else Plane.of(metric, codes, axes)
     flat = codes if plane is None or codes is None else plane.project(codes)
     if plane is not None:
         remember(ax, plane)
     bounds = bounds or extent(flat)
-    like = flat if flat is not None else torch.zeros(0, 2, dtype=torch.float64)
+    like = flat if flat is not None else as_codes(torch.zeros(1, 2, dtype=torch.float64), metric)
     f, pixels = _background(metric, background), grid(bounds, resolution, like)
     values = evaluate(f if plane is None else lambda x: f(plane.lift(x)), pixels)
     low, high = _limits(values if flat is None else _near(values, bounds, flat), clip)
@@ -124,7 +126,7 @@ def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style
     ax = ax or plt.subplots(layout="compressed")[1]
     points, plane = _points(curves, num_points).detach().cpu(), shown(ax)
     points = points if plane is None or points.shape[-1] == 2 else plane.project(points)
-    if points.ndim < 2 or points.shape[-1] != 2:
+    if points.ndim < 2 or points.shape[-1] != 2 or not points.numel():
         raise ValueError(
             f"paths draws curves of shape (*batch, n, 2), not {tuple(points.shape)}; in more dimensions draw "
             "pullback.plot.latent(metric, codes, ax=ax) first."
@@ -145,9 +147,7 @@ def _points(curves: Any, num_points: int) -> Tensor:
     curve = getattr(curves, "curve", curves)
     if isinstance(curve, Curve):
         return curve.resample(num_points)
-    if not isinstance(curve, Tensor):
-        raise TypeError(f"paths draws a tensor of points, a curve or a geodesic, not {type(curves).__name__}.")
-    return curve
+    return as_codes(curve)
 
 
 def _background(metric: Metric, background: Background) -> Callable[[Tensor], Tensor]:

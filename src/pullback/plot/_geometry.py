@@ -14,8 +14,10 @@ from matplotlib.contour import QuadContourSet
 from matplotlib.lines import Line2D
 from torch import Tensor
 
+from pullback._decoders.contract import as_codes, real_numbers
 from pullback._geometry.exponential import exponential
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
+from pullback._typing import Codes
 from pullback.plot._raster import Bounds, evaluate, extent, grid
 
 _TOLERANCE = 1e-6  # of the geodesics that are drawn
@@ -31,7 +33,7 @@ class ClusterPlot(NamedTuple):
 
 def fan(
     metric: Metric,
-    z: Tensor,
+    z: Codes,
     *,
     length: float,
     num_directions: int = 32,
@@ -53,6 +55,7 @@ def fan(
         ax: matplotlib axes; new ones by default.
         **style: passed to `matplotlib.axes.Axes.plot`.
     """
+    (z,) = codes_for(metric, z)
     angle = 2 * torch.pi * torch.arange(num_directions, dtype=torch.float64) / num_directions
     v = length * _orthonormal(metric, z, torch.stack([angle.cos(), angle.sin()], -1))
     flow = exponential(metric, z, v, rtol=_TOLERANCE, atol=_TOLERANCE)
@@ -61,7 +64,7 @@ def fan(
 
 def exponential_grid(
     metric: Metric,
-    z: Tensor,
+    z: Codes,
     *,
     length: float,
     num_lines: int = 11,
@@ -82,6 +85,7 @@ def exponential_grid(
         ax: matplotlib axes; new ones by default.
         **style: as for `fan`.
     """
+    (z,) = codes_for(metric, z)
     across, along = (torch.linspace(-length, length, n, dtype=torch.float64) for n in (num_lines, num_points))
     square = torch.stack(torch.meshgrid(across, along, indexing="ij"), -1)
     v = _orthonormal(metric, z, torch.cat([square, square.flip(-1)]))
@@ -92,7 +96,7 @@ def exponential_grid(
 
 def indicatrices(
     metric: Metric,
-    points: Tensor | None = None,
+    points: Codes | None = None,
     *,
     bounds: Bounds | None = None,
     resolution: int = 12,
@@ -111,19 +115,20 @@ def indicatrices(
         ax: matplotlib axes; new ones by default.
         **style: passed to `matplotlib.collections.PolyCollection`.
     """
-    ax = ax or plt.subplots(layout="compressed")[1]
+    (like,) = codes_for(metric, torch.zeros(1, 2, dtype=torch.float64))
+    points = None if points is None else as_codes(points, like)
     left, right, bottom, top = bounds or extent(points)
-    if points is None:
-        points = grid((left, right, bottom, top), resolution, torch.zeros(0, dtype=torch.float64)).reshape(-1, 2)
+    at: Tensor = grid((left, right, bottom, top), resolution, like).reshape(-1, 2) if points is None else points
+    ax = ax or plt.subplots(layout="compressed")[1]
     with torch.no_grad():
-        values, vectors = torch.linalg.eigh(metric.tensor(points))
+        values, vectors = torch.linalg.eigh(metric.tensor(at))
     axes = vectors / values.clamp_min(0).sqrt()[:, None]
     if radius is None:
         cell = max(right - left, top - bottom) / resolution
         radius = 0.5 * cell / float(axes.norm(dim=1).amax(-1).median())
     angle = torch.linspace(0, 2 * torch.pi, 49, dtype=torch.float64)
     circle = torch.stack([angle.cos(), angle.sin()]).to(axes)
-    outlines = (points[..., None] + radius * axes @ circle).mT.cpu().numpy()
+    outlines = (at[..., None] + radius * axes @ circle).mT.cpu().numpy()
     look = {"facecolors": "none", "edgecolors": "black", "linewidths": 0.8, **normalize_kwargs(style, PolyCollection)}
     drawn = PolyCollection(list(outlines[np.isfinite(outlines).all((1, 2))]), **look)
     ax.add_collection(drawn)
@@ -134,7 +139,7 @@ def indicatrices(
 
 def density(
     model: Any,
-    codes: Tensor | None = None,
+    codes: Codes | None = None,
     *,
     bounds: Bounds | None = None,
     resolution: int = 60,
@@ -159,9 +164,14 @@ def density(
         ax: matplotlib axes; new ones by default.
         **style: passed to `matplotlib.axes.Axes.contour`.
     """
-    ax = ax or plt.subplots(layout="compressed")[1]
+    if not hasattr(model, "score_samples"):
+        raise TypeError(
+            f"A density has score_samples, like a fitted pullback.statistics.LAND; {type(model).__name__} has not."
+        )
     codes = _own_codes(model) if codes is None and bounds is None else codes
+    codes = None if codes is None else as_codes(codes)
     bounds = bounds or extent(codes)
+    ax = ax or plt.subplots(layout="compressed")[1]
     z = grid(bounds, resolution, torch.zeros(0, dtype=torch.float64) if codes is None else codes)
     logp = evaluate(lambda z: torch.as_tensor(model.score_samples(z)), z).clamp_min(-700)
     metric = getattr(model, "metric", None)
@@ -180,9 +190,9 @@ def _own_codes(model: Any) -> Tensor | None:
 
 
 def clusters(
-    codes: Tensor,
-    labels: Tensor,
-    centers: Tensor | None = None,
+    codes: Codes,
+    labels: Any,
+    centers: Codes | None = None,
     *,
     cmap: str = "tab10",
     ax: Axes | None = None,
@@ -193,19 +203,19 @@ def clusters(
     Cluster k has the k-th color of the map, whatever other clusters occur. A negative label is noise, and gray. Further
     `style` goes to `matplotlib.axes.Axes.scatter` for the codes.
     """
-    # complains about codes that are not (n, 2)
-    extent(codes)
-    ax = ax or plt.subplots(layout="compressed")[1]
-    numbers = torch.as_tensor(labels).cpu().numpy()
+    codes = as_codes(codes)
+    extent(codes)  # complains about codes that are not (n, 2)
+    numbers = real_numbers(labels, "Labels").cpu().numpy()
     if numbers.shape != (len(codes),):
         raise ValueError(f"{len(codes)} codes have labels of shape {numbers.shape}; give one label a code.")
+    ax = ax or plt.subplots(layout="compressed")[1]
     x, y = codes.detach().cpu().T.numpy()
     look = {"s": 8, "linewidths": 0, "zorder": 2, **style}
     points = ax.scatter(x, y, color=_colors(numbers, cmap), **look)
     ax.set_aspect("equal")
     if centers is None:
         return ClusterPlot(points, None)
-    x, y = torch.as_tensor(centers).detach().cpu().T.numpy()
+    x, y = as_codes(centers).detach().cpu().T.numpy()
     color = _colors(np.arange(len(x)), cmap)
     return ClusterPlot(points, ax.scatter(x, y, s=160, marker="*", color=color, edgecolors="black", zorder=3))
 

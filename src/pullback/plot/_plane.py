@@ -6,13 +6,16 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from pullback._metrics.base import Metric
+from pullback._decoders.contract import as_codes
+from pullback._metrics.base import Metric, codes_for
+from pullback._typing import Codes
 
-Directions = str | Sequence[int] | Tensor
+Directions = str | Sequence[int] | Tensor | np.ndarray
 # Codes over which the metric is averaged to find the directions that are used most.
 _NUM_CODES = 500
 _SHOWN: weakref.WeakKeyDictionary[Axes, Plane] = weakref.WeakKeyDictionary()
@@ -26,11 +29,14 @@ class Plane:
     directions: Tensor
 
     @classmethod
-    def of(cls, metric: Metric, codes: Tensor, directions: Directions = "used") -> Plane:
+    def of(cls, metric: Metric, codes: Codes, directions: Directions = "used") -> Plane:
         """The plane through the mean of the codes along two directions; see `pullback.plot.latent`."""
+        (codes,) = codes_for(metric, codes, a_set=True)
         center, d = codes.mean(0), codes.shape[-1]
-        if isinstance(directions, Tensor):
-            return cls(center, torch.linalg.qr(directions.to(codes).mT)[0].mT)
+        if d < 2 or not center.isfinite().all():
+            raise ValueError(f"A plane needs finite codes of at least two dimensions; got shape {tuple(codes.shape)}.")
+        if isinstance(directions, (Tensor, np.ndarray)) and directions.ndim == 2:
+            return cls(center, torch.linalg.qr(as_codes(directions, codes).mT)[0].mT)
         if isinstance(directions, str):
             if directions == "used":
                 with torch.no_grad():

@@ -24,7 +24,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback.statistics._paths import DEFAULT_RTOL, Flat, Paths
 
 Array = np.ndarray | Tensor
@@ -97,15 +97,16 @@ class Estimator(BaseEstimator, abc.ABC):
     def _codes(self, X: Any, *, reset: bool = False, **checks: Any) -> Tensor:
         """Checks codes ``(n, d)`` as scikit-learn does, and returns them as a tensor; `reset` when fitting.
 
-        Tensors and single or double precision arrays keep their precision; everything else becomes double.
+        They get the precision and the device of the metric's decoder. Where these cannot be told, and in flat space,
+        tensors and
+        single or double precision arrays keep theirs, and everything else becomes double.
         """
         if not reset:
             check_is_fitted(self)
         plain: Any = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
         array = validate_data(self, plain, reset=reset, dtype=[np.float64, np.float32], **checks)
-        if isinstance(X, Tensor) and X.is_floating_point():
-            return X.detach()
-        return owned(array)
+        codes = X.detach() if isinstance(X, Tensor) and X.is_floating_point() else owned(array)
+        return codes if self.metric is None else codes_for(self.metric, codes)[0]
 
 
 def owned(values: Any) -> Tensor:

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from pullback._curves.steps import squared_steps
-from pullback._decoders.contract import unvalidated
+from pullback._decoders.contract import as_codes, unvalidated
 from pullback._geometry.geodesic import Start
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._progress import progress
 from pullback._solvers.base import Solver
-from pullback._typing import Float
+from pullback._typing import Array, Float
 from pullback.statistics._means import Balance
 from pullback.statistics._paths import Paths
 from pullback.statistics._stars import star
@@ -82,10 +82,10 @@ class FrechetMean:
 @progress("mean")
 def frechet_mean(
     metric: Metric,
-    points: Float[Tensor, "n d"],
-    weights: Float[Tensor, " n"] | None = None,
+    points: Float[Tensor, "n d"] | Array,
+    weights: Float[Tensor, " n"] | Array | None = None,
     *,
-    init_mean: Float[Tensor, " d"] | None = None,
+    init_mean: Float[Tensor, " d"] | Array | None = None,
     solver: Solver | None = None,
     init: Start | Sequence[Start] = None,
     rtol: float = 1e-6,
@@ -120,10 +120,10 @@ def frechet_mean(
         >>> pb.statistics.frechet_mean(metric, z).mean
         tensor([1.2402], dtype=torch.float64)
     """
-    points, share = _checked(points, weights)
+    points, share = _checked(metric, points, weights)
     used = share > 0
     some, share = points[used], share[used]
-    mean = _first_mean(metric, some, share) if init_mean is None else torch.as_tensor(init_mean).to(points)
+    mean = _first_mean(metric, some, share) if init_mean is None else _given_mean(init_mean, points)
     paths = Paths(metric, init, solver, _FIRST_RTOL)
     found = _solve(paths, some, share, mean.detach(), rtol, max_steps)
     logarithms, distances = torch.full_like(points, torch.nan), torch.full_like(points[:, 0], torch.nan)
@@ -219,19 +219,24 @@ def _message(found: Balance, rtol: float, max_steps: int) -> str:
     )
 
 
-def _checked(points: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Points, and their weights as shares of one."""
-    points = torch.as_tensor(points)
-    if points.ndim != 2 or len(points) == 0 or not points.is_floating_point():
+def _given_mean(mean: Tensor | Array, points: Tensor) -> Tensor:
+    mean = as_codes(mean, points)
+    if mean.shape != points.shape[1:] or not mean.isfinite().all():
         raise ValueError(
-            f"The mean needs floating-point codes of shape (n, d), at least one; got {tuple(points.shape)}, "
-            f"{points.dtype}. Use codes.flatten(0, -2)."
+            f"init_mean must be one finite code of {points.shape[1]} dimensions; got shape {tuple(mean.shape)}."
         )
-    weights = torch.ones(len(points)) if weights is None else torch.as_tensor(weights)
-    weights = weights.detach().to(points)
-    if weights.shape != (len(points),) or not bool((weights >= 0).all()) or not 0 < weights.sum() < torch.inf:
+    return mean
+
+
+def _checked(metric: Metric, points: Tensor | Array, weights: Tensor | Array | None) -> tuple[Tensor, Tensor]:
+    """Points, and their weights as shares of one."""
+    (points,) = codes_for(metric, points, a_set=True)
+    if not points.isfinite().all(-1).any():
+        raise ValueError("All points are NaN or infinite, so they have no mean. Give codes that are finite.")
+    share = torch.ones_like(points[:, 0]) if weights is None else as_codes(weights, points).detach()
+    if share.shape != (len(points),) or not bool((share >= 0).all()) or not 0 < share.sum() < torch.inf:
         raise ValueError(
             f"Weights must be {len(points)} numbers that are finite, not negative and not all zero; got shape "
-            f"{tuple(weights.shape)}. Leave them out for equal weights."
+            f"{tuple(share.shape)}. Leave them out for equal weights."
         )
-    return points.detach(), weights / weights.sum()
+    return points.detach(), share / share.sum()

@@ -14,8 +14,10 @@ from typing import Any, Self
 import torch
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from pullback._decoders.contract import as_codes
 from pullback._metrics.base import Metric
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Solver
@@ -99,7 +101,8 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """The codes ``(n, d)`` with given coordinates ``(n, n_components)``: where geodesics from the mean arrive,
         or NaN.
         """
-        scores = torch.as_tensor(X)
+        check_is_fitted(self)
+        scores = as_codes(X, torch.as_tensor(self.components_), dim=self.n_components_, a_set=True)
         v = scores @ torch.as_tensor(self.components_).to(scores)
         mean = torch.as_tensor(self.mean_).to(scores).expand_as(v)
         return like(self._paths().exponentials(mean, v), X)

@@ -16,14 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
 import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 
-from pullback._metrics.base import Metric
+from pullback._decoders.contract import real_numbers
+from pullback._metrics.base import Metric, codes_for
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Solver
 from pullback.statistics._estimator import Estimator, like, owned
@@ -91,7 +91,7 @@ class GeodesicRegression(RegressorMixin, Estimator):
             raise ValueError(
                 "GeodesicRegression requires y to be passed, but the target y is None: fit(t[:, None], codes)."
             )
-        x, targets = self._codes(X, reset=True, ensure_min_samples=2), _targets(y)
+        x, targets = self._codes(X, reset=True, ensure_min_samples=2), self._targets(y)
         check_consistent_length(x, targets)
         codes = _columns(targets)
         x = x.to(codes)
@@ -116,12 +116,26 @@ class GeodesicRegression(RegressorMixin, Estimator):
         r"""The share of the variance that is explained, :math:`R^2 = 1 - \sum_i d^2(z_i, \hat z_i) / \sum_i d^2(z_i,
         \mu)` (Fletcher 2011).
         """
-        codes = _columns(_targets(y))
-        predicted = torch.as_tensor(self.predict(X)).to(codes).reshape(codes.shape)
+        codes = _columns(self._targets(y))
+        predicted = _columns(torch.as_tensor(self.predict(X)).to(codes))
+        if predicted.shape != codes.shape:
+            raise ValueError(
+                f"Predictions have shape {tuple(predicted.shape)} and the codes y {tuple(codes.shape)}: give one "
+                "code per row of X."
+            )
         share = torch.ones_like(codes[:, 0]) if sample_weight is None else owned(sample_weight).to(codes)
         found = self._paths().logarithms(predicted, codes)
         mean = self._mean(codes, share)
         return 1 - (share @ found.distance**2 / share.sum() / mean.variance).item()
+
+    def _targets(self, y: Any) -> Tensor:
+        """The codes ``(n, d)`` or ``(n,)``, in the precision of the metric's decoder."""
+        codes = (y if isinstance(y, Tensor) else real_numbers(y, "Codes")).detach()
+        codes = codes if codes.is_floating_point() else codes.double()
+        codes = codes if self.metric is None else codes_for(self.metric, codes)[0]
+        if codes.ndim > 2 or not torch.isfinite(codes).all():
+            raise ValueError("The codes y must be (n, d) or (n,), without NaN or infinity. Drop such rows of X and y.")
+        return codes
 
     def _mean(self, codes: Tensor, share: Tensor | None = None) -> FrechetMean:
         metric = self._paths().metric
@@ -218,18 +232,5 @@ def _slopes(paths: Paths, parameters: Tensor, x: Tensor, nudge: Tensor) -> Tenso
     return slopes.transpose(0, 1).nan_to_num()
 
 
-def _targets(y: Any) -> Tensor:
-    codes = y.detach() if isinstance(y, Tensor) else owned(_numeric(y))
-    codes = codes if codes.is_floating_point() else codes.double()
-    if not torch.isfinite(codes).all():
-        raise ValueError("The codes y contain NaN or infinity. Drop these rows of X and y.")
-    return codes
-
-
 def _columns(codes: Tensor) -> Tensor:
     return codes[:, None] if codes.ndim == 1 else codes
-
-
-def _numeric(y: Any) -> np.ndarray:
-    array = np.asarray(y)
-    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)

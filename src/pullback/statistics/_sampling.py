@@ -19,14 +19,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pullback._decoders.contract import unvalidated
+from pullback._decoders.contract import as_codes, unvalidated
 from pullback._decoders.support import Support
 from pullback._geometry.exponential import expmap
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import acceleration
 from pullback._numerics.random import RandomState, as_generator
 from pullback._progress import progress
-from pullback._typing import Float
+from pullback._typing import Array, Float
 from pullback.statistics._paths import Paths
 
 # Codes whose acceleration is computed together.
@@ -45,7 +45,7 @@ def sample_uniform(
     metric: Metric,
     n: int,
     *,
-    bounds: Float[Tensor, "2 d"] | None = None,
+    bounds: Float[Tensor, "2 d"] | Array | None = None,
     support: Support | None = None,
     num_steps: int | None = None,
     random_state: RandomState = None,
@@ -77,7 +77,7 @@ def sample_uniform(
         >>> pb.statistics.sample_uniform(metric, 3, bounds=box, random_state=0).shape
         torch.Size([3, 2])
     """
-    (box, inside), paths = _region(bounds, support), Paths(metric)
+    (box, inside), paths = _region(metric, bounds, support), Paths(metric)
     generator = as_generator(random_state, box.device)
 
     def log_density(z: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def sample_uniform(
 @progress("diffusion")
 def brownian_motion(
     metric: Metric,
-    z: Float[Tensor, "*batch d"],
+    z: Float[Tensor, "*batch d"] | Array,
     *,
     time: float,
     num_steps: int = 100,
@@ -132,6 +132,7 @@ def brownian_motion(
         raise ValueError(
             f"time is {time} and num_steps {num_steps}; give a time of at least 0 and a step count of at least 1."
         )
+    (z,) = codes_for(metric, z)
     dt, path, generator = time / num_steps, [z.detach()], as_generator(random_state, z.device)
     with torch.no_grad(), unvalidated():
         for _ in range(num_steps):
@@ -161,7 +162,8 @@ def _white(metric: Metric, z: Tensor, generator: torch.Generator) -> Tensor:
     return torch.linalg.solve_triangular(factor.mT, noise[..., None], upper=True)[..., 0]
 
 
-def _region(bounds: Tensor | None, support: Support | None) -> tuple[Box, Inside]:
+def _region(metric: Metric, bounds: Tensor | Array | None, support: Support | None) -> tuple[Box, Inside]:
+    bounds = None if bounds is None else codes_for(metric, bounds)[0]
     if bounds is None and support is None:
         raise ValueError(
             "The volume of an unbounded region is infinite: give bounds=torch.stack([low, high]) or "
@@ -169,7 +171,7 @@ def _region(bounds: Tensor | None, support: Support | None) -> tuple[Box, Inside
         )
     if bounds is not None and (bounds.ndim != 2 or len(bounds) != 2 or not (bounds[0] < bounds[1]).all()):
         raise ValueError(f"bounds are two corners (2, d), the lower below the upper; got {bounds.tolist()}.")
-    box = _around(support) if support is not None else torch.as_tensor(bounds)
+    box = _around(support) if support is not None else as_codes(bounds)
     if bounds is not None:
         box = torch.stack([torch.maximum(box[0], bounds[0]), torch.minimum(box[1], bounds[1])])
 

@@ -15,10 +15,10 @@ from pullback._geometry.pairwise.manifest import manifest
 from pullback._geometry.pairwise.plan import MatrixPlan
 from pullback._geometry.pairwise.run import Engine, run
 from pullback._geometry.pairwise.store import DistanceStore, clean, open_writer, unfinished
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._solvers.base import ConvergenceError, Solver
 from pullback._solvers.gauss_newton import GaussNewton
-from pullback._typing import Float
+from pullback._typing import Array, Float
 
 # Pairs solved together, by the kind of device. On a core 64 take 23 ms per pair and 256 take 10
 # (benchmarks/distances.py --batch).
@@ -33,8 +33,8 @@ _MEMORY_SHARE = 0.5
 
 def pairwise_distances(
     metric: Metric,
-    Z: Float[Tensor, "n d"],
-    Y: Float[Tensor, "m d"] | None = None,
+    Z: Float[Tensor, "n d"] | Array,
+    Y: Float[Tensor, "m d"] | Array | None = None,
     *,
     solver: Solver | None = None,
     init: Starts = None,
@@ -96,7 +96,8 @@ def pairwise_distances(
                 [5.0000, 0.0000, 3.6056],
                 [2.0000, 3.6056, 0.0000]], dtype=torch.float64)
     """
-    _check(Z, Y, shard, out, errors)
+    _check(shard, out, errors)
+    Z, Y = (codes_for(metric, Z, a_set=True)[0], None) if Y is None else codes_for(metric, Z, Y, a_set=True)
     kind = Z.device.type
     first, second = Z.detach(), (Z if Y is None else Y).detach()
     size = default_block_size(max(len(first), len(second)), kind) if block_size is None else block_size
@@ -138,12 +139,7 @@ def default_block_size(num_codes: int, device_type: str) -> int:
     return min(max(wanted, least), _LARGEST_BLOCK)
 
 
-def _check(Z: Tensor, Y: Tensor | None, shard: tuple[int, int] | None, out: object, errors: str) -> None:
-    if Z.ndim != 2 or (Y is not None and Y.ndim != 2):
-        shapes = " and ".join(str(tuple(x.shape)) for x in (Z, Y) if x is not None)
-        raise ValueError(
-            f"Sets of codes must have shape (n, d); got {shapes}. Use pullback.distance for pairs in any shape."
-        )
+def _check(shard: tuple[int, int] | None, out: object, errors: str) -> None:
     if errors not in ("nan", "raise"):
         raise ValueError(f'errors must be "nan" or "raise"; got {errors!r}.')
     if shard is None:

@@ -31,10 +31,10 @@ from pullback._geometry.pairwise.matrix import BATCH
 from pullback._geometry.pairwise.plan import ListPlan
 from pullback._geometry.pairwise.run import Engine, run
 from pullback._geometry.pairwise.store import DistanceStore, clean, open_writer, unfinished
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._solvers.base import Solver
 from pullback._solvers.gauss_newton import GaussNewton
-from pullback._typing import Float
+from pullback._typing import Array, Float
 
 # Candidates per neighbor asked for. With 4, all rows of 5,000 codes were certified, in 2 and 10 dimensions
 # (docs/scaling.md).
@@ -97,10 +97,10 @@ class Neighbors:
 
 def neighbors(
     metric: Metric,
-    Z: Float[Tensor, "n d"],
+    Z: Float[Tensor, "n d"] | Array,
     k: int,
     *,
-    queries: Float[Tensor, "m d"] | None = None,
+    queries: Float[Tensor, "m d"] | Array | None = None,
     max_candidates: int | None = None,
     solver: Solver | None = None,
     init: Starts = None,
@@ -142,8 +142,9 @@ def neighbors(
         ([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 2.0, 0.0]], True)
     """
     own = queries is None
-    asked = Z if queries is None else queries
-    _check(Z, asked, k, own)
+    Z, asked = codes_for(metric, Z, Z if queries is None else queries, a_set=True)
+    if not 1 <= k <= len(Z) - own:
+        raise ValueError(f"k={k} must be between 1 and {len(Z) - own}, the number of codes that may be neighbors.")
     most = min(len(Z) - own, max_candidates or _CANDIDATES * k)
     candidates = _candidates(metric, asked.detach(), Z.detach(), k, max(k, most), own)
     engine = Engine(n_jobs, client, [str(device) for device in devices] if devices else None)
@@ -159,13 +160,6 @@ def neighbors(
         batch,
     )
     return _Search(job, engine, candidates, k, None if out is None else Path(out), errors).run()
-
-
-def _check(Z: Tensor, queries: Tensor, k: int, own: bool) -> None:
-    if Z.ndim != 2 or queries.ndim != 2:
-        raise ValueError(f"Sets of codes must have shape (n, d); got {tuple(Z.shape)} and {tuple(queries.shape)}.")
-    if not 1 <= k <= len(Z) - own:
-        raise ValueError(f"k={k} must be between 1 and {len(Z) - own}, the number of codes that may be neighbors.")
 
 
 @dataclass(frozen=True, eq=False)
