@@ -188,9 +188,14 @@ def test_slider_and_play_move_both_pictures(page):
     assert all(a != b for a, b in zip(first, middle, strict=True))
     assert len(state(page, "data.at(-1).x")) == 2
     page.locator("#play").click()
-    until(page, "+document.querySelector('#slider').value > 20")
-    page.locator("#play").click()
-    assert page.inner_text("#play") == "Play"
+    # paused from within the page: a click from outside may come after the end
+    pause = """() => new Promise(done => {
+        const slider = document.querySelector("#slider"), play = document.querySelector("#play");
+        const look = setInterval(() => {
+            if (+slider.value > 20) { clearInterval(look); play.click(); done(play.textContent); }
+        }, 5);
+    })"""
+    assert page.evaluate(pause) == "Play"
     held = page.locator("#slider").input_value()
     page.wait_for_timeout(300)
     assert page.locator("#slider").input_value() == held

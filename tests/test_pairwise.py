@@ -73,7 +73,8 @@ def test_blocks_of_any_size_and_batch_give_the_distances_one_by_one(size):
 def test_small_sets():
     Z = SPHERE.points(2)
     assert pb.pairwise_distances(SPHERE.metric, Z[:1]).tolist() == [[0.0]]
-    assert pb.pairwise_distances(SPHERE.metric, Z[:0]).shape == (0, 0)
+    with pytest.raises(ValueError, match="at least one code"):
+        pb.pairwise_distances(SPHERE.metric, Z[:0])
     same = pb.pairwise_distances(SPHERE.metric, Z[[0, 0]])
     torch.testing.assert_close(same, torch.zeros_like(same), rtol=0, atol=1e-12)
 
