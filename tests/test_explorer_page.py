@@ -238,6 +238,8 @@ def test_a_lasso_has_a_mean(page):
         page.mouse.down()
         for corner in corners[1:]:
             page.mouse.move(*corner, steps=6)
+            # plotly looks at the lasso every 50 ms
+            page.wait_for_timeout(100)
         page.mouse.up()
 
     solved(page, lasso)
