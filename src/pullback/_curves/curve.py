@@ -36,7 +36,13 @@ Parameters = Tensor | np.ndarray | Sequence[float] | float
 
 
 class Curve(abc.ABC):
-    """A curve, or a batch of curves, over the parameter t in [0, 1] (abstract)."""
+    """A curve, or a batch of curves, over the parameter t in [0, 1] (abstract).
+
+    >>> import torch, pullback as pb
+    >>> path = pb.CubicSpline.straight([0.0, 0.0], [2.0, 4.0], num_knots=5)
+    >>> isinstance(path, pb.Curve), path(0.5), path.velocity(0.5)
+    (True, tensor([1., 2.]), tensor([2., 4.]))
+    """
 
     @property
     @abc.abstractmethod
@@ -293,6 +299,11 @@ def energy(
         curve: a curve, a `Geodesic`, or points ``(*batch, n, d)`` at uniform parameters.
         num_segments: T. By default n - 1 for points, and at least 256 for a curve.
         extrapolate: combines T and T/2 segments to order four: ``(4 E_T - E_{T/2}) / 3``. T must be even.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
+    >>> pb.energy(metric, [[0.0], [1.0], [3.0]])  # 2 · ((1 / 0.5)² + (2 / 0.5)²)
+    tensor(40.)
     """
     return _measure(metric, curve, num_segments, extrapolate, lambda ds2: ds2.sum(-1) * ds2.shape[-1])
 
@@ -308,6 +319,11 @@ def length(
 
     Computed as :math:`\sum_i \sqrt{\mathrm{ds}^2(c(t_i), c(t_{i+1}))}`, of order two. (Arvanitidis et al. 2022 print
     the root of the sum, which tends to zero as the curve is refined.) Arguments as for `energy`.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
+    >>> pb.length(metric, [[0.0], [1.0], [3.0]])  # 3 / 0.5
+    tensor(6.)
     """
     return _measure(metric, curve, num_segments, extrapolate, lambda ds2: safe_sqrt(ds2).sum(-1))
 

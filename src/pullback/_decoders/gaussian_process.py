@@ -40,6 +40,12 @@ class GPDecoder(nn.Module):
         lengthscale, signal, noise: :math:`\ell`, the standard deviation s of the process, and that of the noise,
             :math:`\tau`. `GPDecoder.fit` finds them by maximal marginal likelihood.
         noisy: whether the decoder's distribution includes the noise.
+
+    >>> import torch, pullback as pb
+    >>> z = torch.linspace(-2, 2, 9)[:, None]
+    >>> decoder = pb.GPDecoder(z, z.sin(), lengthscale=1.0, signal=1.0, noise=0.01)
+    >>> decoder(torch.tensor([[0.5], [9.0]])).stddev.flatten()  # grows off the data
+    tensor([0.0134, 1.0000])
     """
 
     codes: Tensor

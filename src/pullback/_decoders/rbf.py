@@ -22,10 +22,7 @@ class RBFPrecision(nn.Module):
     linear layer with positive weights a. It starts with :math:`\sigma \approx` `scale` on the data and `ceiling` times
     that far away.
 
-    .. code-block:: python
-
-        sigma = pb.RBFPrecision(pb.Support.fit(codes, 500), num_features=784)
-        decoder = lambda z: Normal(mean(z), sigma(z))  # train sigma with the mean held fixed, once the codes are known
+    Train it with the mean held fixed, once the codes are known.
 
     Args:
         support: gives the centers and the width h (its `scale`).
@@ -33,6 +30,12 @@ class RBFPrecision(nn.Module):
         scale: the initial standard deviation on the data.
         ceiling: the ratio of the standard deviation far from the data to that on them, at the start;
             :math:`1/\epsilon`, which is not trained: the data cannot tell it.
+
+    >>> import torch, pullback as pb
+    >>> sigma = pb.RBFPrecision(pb.Support.fit(torch.randn(200, 2), 20), num_features=3)
+    >>> decoder = lambda z: torch.distributions.Normal(torch.zeros(3), sigma(z))  # here with a mean of zero
+    >>> bool(decoder(torch.full((2,), 99.0)).stddev.min() > 10 * decoder(torch.zeros(2)).stddev.max())
+    True
     """
 
     def __init__(self, support: Support, num_features: int, *, scale: float = 1.0, ceiling: float = 100.0):

@@ -33,7 +33,13 @@ DETACHED = (
 
 
 class DecoderError(ValueError):
-    """The decoder breaks the contract; the message says how to mend it."""
+    """The decoder breaks the contract; the message says how to mend it.
+
+    >>> import torch, pullback as pb
+    >>> pb.FisherRaoMetric(torch.nn.Linear(2, 3)).tensor([0.0, 0.0])
+    Traceback (most recent call last):
+    pullback...DecoderError: The decoder returned a tensor, not a distribution. Say which...
+    """
 
 
 def batch_dependence(layer: nn.Module) -> str | None:

@@ -38,6 +38,11 @@ class Support(nn.Module):
       center to its nearest neighbor.
     - `edge`: the value of `distance2` at which the support ends, by default its 99 % quantile over the codes.
     - `spread`: root mean square distance of the codes from their mean, the size of the whole cloud.
+
+    >>> import torch, pullback as pb
+    >>> support = pb.Support.fit(torch.linspace(0, 1, 100)[:, None], 10)
+    >>> support.contains(torch.tensor([[0.5], [2.0]]))
+    tensor([ True, False])
     """
 
     origin: Tensor

@@ -54,6 +54,12 @@ class Certificate:
         strict: whether the path is a strict local minimum of the discrete energy. False where the decoder ignores a
             latent dimension (the path can then move for free) and for metrics without an embedding, where it is not
             known.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> a, b = torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    >>> pb.certify(metric, pb.geodesic(metric, a, b)).strict
+    tensor(True)
     """
 
     lower: Float[Tensor, "*batch"]
@@ -85,6 +91,12 @@ def certify(metric: Metric, geodesic: Geodesic) -> Certificate:
     Args:
         metric: the metric the paths were found in.
         geodesic: the result of `pullback.geodesic`.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> a, b = torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    >>> print(pb.certify(metric, pb.geodesic(metric, a, b)))
+    0.980258 <= distance <= 0.980258; the path is a strict local minimum, its length right to ... within its valley
     """
     check_metric(metric)
     if not isinstance(geodesic, Geodesic):

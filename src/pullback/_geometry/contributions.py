@@ -112,6 +112,11 @@ def contributions(
 
     Returns:
         `Contributions`, with one row per feature.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z * torch.tensor([1.0, 2.0]), 1.0))
+    >>> pb.contributions(metric, [[0.0, 0.0], [1.0, 1.0]]).energy
+    tensor([1., 4.])
     """
     curve = curve_for(metric, path)
     if num_segments < 2 or num_segments % 2:

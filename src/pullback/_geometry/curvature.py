@@ -47,6 +47,11 @@ def sectional_curvature(
         z: codes, of shape ``(*batch, d)``.
         u: tangents; the three shapes are broadcast.
         v: tangents.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> pb.sectional_curvature(metric, [0.0, 2.0], [1.0, 0.0], [0.0, 1.0])
+    tensor(-0.5000)
     """
     z, u, v = _contiguous(metric, z, u, v)
     with torch.no_grad(), unvalidated():
@@ -54,7 +59,13 @@ def sectional_curvature(
 
 
 def gaussian_curvature(metric: Metric, z: Float[Tensor, "*batch d"] | Array) -> Float[Tensor, "*batch"]:
-    """The curvature of a latent space of two dimensions, where there is but one plane. NaN where M is singular."""
+    """The curvature of a latent space of two dimensions, where there is but one plane. NaN where M is singular.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> pb.gaussian_curvature(metric, [0.0, 2.0])
+    tensor(-0.5000)
+    """
     (z,) = codes_for(metric, z)
     if z.shape[-1:] != (2,):
         raise ValueError(
@@ -71,6 +82,11 @@ def scalar_curvature(metric: Metric, z: Float[Tensor, "*batch d"] | Array) -> Fl
 
     Twice the Gaussian curvature in two dimensions, 0 in one; :math:`d(d-1)K` where all planes have the curvature K. NaN
     where M is singular. Its cost grows with the number of planes, d(d-1)/2.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> pb.scalar_curvature(metric, [0.0, 2.0])
+    tensor(-1.)
     """
     (z,) = _contiguous(metric, z)
     with torch.no_grad(), unvalidated():

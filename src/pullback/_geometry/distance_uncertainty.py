@@ -34,6 +34,11 @@ class DistanceUncertainty:
     Attributes:
         distance: between the means of the ends (``"delta"``), or the mean over samples of them (``"samples"``).
         std: its standard deviation.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
+    >>> pb.distance_uncertainty(metric, [0.0], [5.0], cov_b=[0.01]).std
+    tensor(0.2000)
     """
 
     distance: Float[Tensor, "*batch"]

@@ -216,6 +216,11 @@ def exponential(
     r"""The whole geodesics :math:`t \mapsto \mathrm{Exp}_z(t v)`, 0 ≤ t ≤ 1, with a status for each.
 
     Arguments as in `expmap`; failures are reported by the result, not raised.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> pb.exponential(metric, [0.0, 1.0], [0.0, 1.0])(0.5)
+    tensor([0.0000, 1.6487])
     """
     z, v = broadcast(*codes_for(metric, z, v))
     flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=True)

@@ -41,6 +41,12 @@ class Geodesic(Curve):
         num_steps, num_segments: on the finest level of each curve.
         num_calls, num_decoded: batched decoder calls, and decoded points, of the whole batch (a point with its d
             tangents counts 1 + d).
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
+    >>> path = pb.geodesic(metric, torch.zeros(3, 2), torch.ones(3, 2))
+    >>> path, path(0.5).shape
+    (Geodesic(3 of 3 converged; ... decoder calls), torch.Size([3, 2]))
     """
 
     curve: PiecewiseCubic
@@ -118,8 +124,11 @@ def geodesic(
             ``(*batch, n, d)``. A list means several starts, each solved, the path of least energy kept.
         support: of the data, to say which paths leave it. By default that of an `Extrapolated` decoder.
 
-    Returns:
-        A `Geodesic`.
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> path = pb.geodesic(metric, [0.0, 1.0], [1.0, 1.0])
+    >>> path.length, path(0.5)
+    (tensor(0.9803), tensor([0.5000, 1.0607]))
     """
     start, stop, batch = _pairs(metric, a, b)
     solver = GaussNewton() if solver is None else solver

@@ -36,6 +36,12 @@ class Identifiability:
         distances: of each pair under each model, ``(R, P)``.
         variation: the coefficient of variation of each pair's distance over the models, ``(P,)``.
         converged: whether each shortest path was found, ``(R, P)``.
+
+    >>> import torch, pullback as pb
+    >>> models = [pb.FisherRaoMetric(lambda z, s=s: torch.distributions.Normal(s * z, 1.0)) for s in (1.0, 2.0)]
+    >>> codes = torch.tensor([[0.0], [1.0], [3.0]])
+    >>> pb.identifiability(models, [codes, codes], pairs=torch.tensor([[0, 1], [0, 2]])).distances
+    tensor([[1., 3.], [2., 6.]])
     """
 
     pairs: Int[Tensor, "P 2"]
@@ -79,9 +85,6 @@ def identifiability(
             dimensions and a `CodeGraph` in more.
         solver: of shortest paths, as in `pullback.geodesic`.
         random_state: of the random pairs.
-
-    Returns:
-        An `Identifiability`.
 
     Raises:
         ValueError: if the models do not have codes of the same observations.

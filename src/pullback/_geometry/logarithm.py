@@ -70,6 +70,12 @@ class Logarithm:
             does not arrive, NaN where it was not tried.
         geodesic: the paths the solver found, with its own status; they are solved further only for the velocity.
         rtol: the relative error that was asked for.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> found = pb.logarithm(metric, [0.0, 1.0], [1.0, 1.0])
+    >>> found.velocity, found.distance
+    (tensor([0.9242, 0.2310]), tensor(0.9803))
     """
 
     velocity: Float[Tensor, "*batch d"]

@@ -38,6 +38,12 @@ class Projection:
         distance: the distance from it.
         point: the nearest point itself.
         converged: whether the shortest path to it was found.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
+    >>> found = pb.project(metric, [[0.0, 0.0], [4.0, 0.0]], [[1.0, 1.0]])
+    >>> found.time, found.distance
+    (tensor([0.2500]), tensor([2.]))
     """
 
     time: Float[Tensor, " n"]

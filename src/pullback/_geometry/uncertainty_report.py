@@ -39,7 +39,7 @@ class UncertaintyReport:
     Attributes:
         entropy_on: median entropy of p(x|z), summed over features, at codes.
         entropy_off: the same at points off the support.
-        entropy_rises: the probability that a point off the data has more entropy than a code: 1 is perfect, ½ is blind.
+        entropy_rises: the probability that a point off the data has more entropy than a code: 1 is perfect, ½ blind.
         log_volume_on: median of ½ log det M at codes.
         log_volume_off: the same at points off the support.
         num_paths: geodesics between random codes.
@@ -48,6 +48,12 @@ class UncertaintyReport:
         num_dimensions: of the latent space.
         num_unused: directions in which the decoder knows less about a code than a standard normal prior does.
         typical_distance: median length of the geodesics, in standard deviations of what is decoded.
+
+    >>> import torch, pullback as pb
+    >>> codes = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    >>> found = pb.uncertainty_report(lambda z: torch.distributions.Normal(z, 1.0), codes)
+    >>> found.num_dimensions, found.entropy_rises  # its entropy is the same everywhere
+    (2, 0.5)
     """
 
     entropy_on: float
@@ -182,7 +188,7 @@ def uncertainty_report(
     return UncertaintyReport(
         entropy_on=entropy[0].median().item(),
         entropy_off=entropy[1].median().item(),
-        entropy_rises=(entropy[1][:, None] > entropy[0]).double().mean().item(),
+        entropy_rises=_rises(*entropy),
         log_volume_on=volume[0],
         log_volume_off=volume[1],
         num_paths=num_pairs,
@@ -192,6 +198,11 @@ def uncertainty_report(
         num_unused=_num_unused(decoder, on),
         typical_distance=paths.length.median().item(),
     )
+
+
+def _rises(on: Tensor, off: Tensor) -> float:
+    """The probability that a point off the data has more entropy than a code; equal ones count half."""
+    return torch.stack([off[:, None] > on, off[:, None] >= on]).double().mean().item()
 
 
 def _num_unused(decoder: Decoder, codes: Tensor) -> int:

@@ -27,6 +27,11 @@ def per_code(method: Method) -> Method:
 
     Codes are converted to the metric's dtype and device and broadcast with each other; each tensor that the method
     returns has the batch shape in the place of its first dimension.
+
+    >>> import pullback as pb
+    >>> norms = pb.per_code(lambda metric, z: z.norm(dim=1))
+    >>> norms(pb.EuclideanMetric(lambda z: z), [[[3.0, 4.0]], [[0.0, 1.0]]])
+    tensor([[5.], [1.]])
     """
 
     @functools.wraps(method)
@@ -69,6 +74,17 @@ class Metric(abc.ABC):
     written for codes ``(N, d)``. It may also implement `embed`, which lets the default geodesic solver use the exact
     cross terms between neighboring points of a curve, and `isometric`, which makes that cheaper. A metric that is
     pulled back from a decoder keeps it in an attribute ``decoder``.
+
+    >>> import torch, pullback as pb
+    >>> class Scaled(pb.Metric):
+    ...     @pb.per_code
+    ...     def tensor(self, z):
+    ...         return 4 * torch.eye(z.shape[-1]).expand(len(z), -1, -1)
+    ...     @pb.per_code
+    ...     def ds2(self, a, b):
+    ...         return 4 * (b - a).square().sum(-1)
+    >>> pb.distance(Scaled(), [0.0, 0.0], [3.0, 4.0])
+    tensor(10.)
     """
 
     @abc.abstractmethod

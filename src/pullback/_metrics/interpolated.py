@@ -105,7 +105,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class InterpolationAccuracy:
-    r"""How far an interpolated metric is from the exact one: :math:`\|\hat M - M\|_F / \|M\|_F`, held out."""
+    r"""How far an interpolated metric is from the exact one: :math:`\|\hat M - M\|_F / \|M\|_F`, held out.
+
+    >>> import torch, pullback as pb
+    >>> exact = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z**2, 1.0))
+    >>> grid = pb.Grid(torch.tensor([0.0]), torch.tensor([2.0]), resolution=200)
+    >>> pb.InterpolatedMetric.fit(exact, grid).error.median < 0.01
+    True
+    """
 
     median: float
     mean: float

@@ -51,6 +51,12 @@ class Graph(abc.ABC):
         weights: symmetric sparse matrix of edge lengths.
         spacing: Euclidean length of the longest sub-step in which an edge to an end point is measured.
         num_links: how many of its nearest nodes an end point is joined to.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
+    >>> graph = pb.CodeGraph.fit(metric, torch.rand(30, 2))
+    >>> pb.geodesic(metric, torch.zeros(2), torch.ones(2), init=graph).converged
+    tensor(True)
     """
 
     metric: Metric

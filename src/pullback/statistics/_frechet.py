@@ -63,6 +63,11 @@ class FrechetMean:
         converged: whether the logarithms balance, as far as they are known, and every path was found.
         message: the same as a sentence.
         num_steps: times that all paths were expanded.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
+    >>> pb.statistics.frechet_mean(metric, [[0.0], [2.0]])
+    FrechetMean(2 points, variance 4; converged)
     """
 
     mean: Float[Tensor, " d"]
@@ -108,9 +113,6 @@ def frechet_mean(
         init: where each of these starts, as in `pullback.geodesic`.
         rtol: largest length of the mean logarithm, relative to the standard deviation of the points.
         max_steps: how many times all paths may be expanded.
-
-    Returns:
-        A `FrechetMean`.
 
     Example:
         >>> import torch, pullback as pb

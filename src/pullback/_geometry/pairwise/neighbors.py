@@ -55,6 +55,12 @@ class Neighbors:
             solved can be nearer.
         num_solved: pairs that were solved.
         n_neighbors: how many were asked for. Rows with failed pairs may have fewer.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
+    >>> found = pb.neighbors(metric, torch.tensor([[0.0], [1.0], [3.0]]), k=1)
+    >>> found.distances.toarray()[2]
+    array([0., 4., 0.])
     """
 
     distances: sparse.csr_array
