@@ -1,27 +1,12 @@
-r"""A decoder that knows where the data end.
+r"""A decoder that knows where the data end. docs/uncertainty.md derives what is computed here.
 
-A metric pulled back from a decoder alone says nothing of where the decoder was trained: off the data it may be
-arbitrarily small, and the shortest path between two codes then runs through a region no code ever came from. Making the
-decoder *uncertain* there helps only families whose uncertainty has no bound. Blending a Bernoulli decoder to
-:math:`p = 1/2` (`Reweighted`, the mechanism of Arvanitidis et al. 2022) makes the decoder constant, hence the metric
-zero, hence the void free to cross.
-
-`Extrapolated` lets the decoder emit one more observation next to x: a vector y of known noise that is silent on the
-data and reports the code itself, louder and louder, away from them,
+The decoder emits one more observation next to x, silent on the data and louder and louder away from them,
 
 .. math:: y \sim \mathcal N(F(z), 1), \qquad
-          F(z) = \frac{W(z)}{\sqrt d}\,\big(\cos\omega z_i,\ \sin\omega z_i\big)_{i=1,\dots,d}, \quad W = \lambda \rho .
+          F(z) = \frac{W(z)}{\sqrt d}\,\big(\cos\omega z_i,\ \sin\omega z_i\big)_{i=1,\dots,d}, \quad W = \lambda \rho ,
 
-Here :math:`\rho(z) = \sqrt{e}\, \exp(-h^2/e)` with :math:`e = \max(D_h(z) - D_{\rm edge}, 0)` is the distance beyond
-the edge of the support (`pullback.Support`): zero with all its derivatives on the support, of unit slope far from it.
-The derivative of the i-th pair along v has the two orthogonal parts :math:`(\nabla W\cdot v)(\cos, \sin)` and
-:math:`W \omega v_i (-\sin, \cos)`, so with :math:`\omega = \sqrt d/\ell` the Fisher information of y is
-
-.. math:: |DF\, v|^2 = (\nabla W \cdot v)^2 + \frac{W^2}{\ell^2}\, |v|^2 ,
-
-a cone whose apex is the support. It adds nothing on the data, not even to higher order. Off them it is positive
-definite in every direction, for every family and in every dimension, has no preferred origin or axes, and grows without
-bound. And it stays what the metric was before: the Fisher information of everything the decoder emits.
+with the distance :math:`\rho` beyond the edge of the support. Its Fisher information is the metric of a cone whose apex
+is the support: nothing on the data, and positive definite, in every direction and without bound, off them.
 """
 
 from __future__ import annotations
@@ -46,7 +31,7 @@ _NUM_NEIGHBORS = 10
 
 
 class Extrapolated(nn.Module):
-    r"""A decoder together with an observation of how far a code is from the data; see the module's derivation.
+    r"""A decoder together with an observation of how far a code is from the data.
 
     Called, it is the decoder you gave: ``extrapolated(z)`` is p(x|z), also off the data. Metrics look at `observed`
     instead, so ``FisherRaoMetric(Extrapolated(decoder, Support.fit(codes)))`` is the recommended geometry: the

@@ -1,18 +1,11 @@
-r"""A decoder together with what the latent prior knows.
+r"""A decoder together with what the latent prior knows; docs/unused.md says why a trained decoder needs it.
 
-A trained decoder ignores some of its latent dimensions. There its metric is nearly singular, moving is free, and
-shortest paths run far out of the data along dimensions that mean nothing. The problem is ill-posed, and every solver is
-slow on it. The prior of the model completes it. With :math:`\Lambda = -\nabla^2 \log p(z)`, the information of the
-prior,
+With :math:`\Lambda = -\nabla^2 \log p(z)`, the information of the prior,
 
 .. math:: M(z) = J_h^\top I(h(z))\, J_h + \Lambda = -\mathrm{E}_{x \mid z}\, \nabla_z^2 \log p(x, z)
 
 is the expected precision of the posterior of a code, the information of the Bayesian Cramér-Rao bound (van Trees 1968).
-Length then counts posterior standard deviations: where the decoder says nothing about a dimension, its unit is the
-prior's standard deviation.
-
-As an observation it is one more reading of the code itself, :math:`y \sim \mathcal N(\Lambda^{1/2} z, 1)`, whose Fisher
-information is :math:`\Lambda`. So the geometry stays a Fisher-Rao geometry, Euclidean in the reading's own embedding.
+It is that of one more reading of the code itself, :math:`y \sim \mathcal N(\Lambda^{1/2} z, 1)`.
 """
 
 from __future__ import annotations

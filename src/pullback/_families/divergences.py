@@ -75,9 +75,6 @@ def kl(p: Distribution, q: Distribution) -> Tensor:
         p: a distribution.
         q: another.
 
-    Returns:
-        The divergences, of shape ``batch_shape``.
-
     >>> from torch.distributions import Normal
     >>> kl(Normal(torch.tensor(0.0), torch.tensor(1.0)), Normal(torch.tensor(1.0), torch.tensor(1.0)))
     tensor(0.5000)
@@ -121,9 +118,6 @@ def monte_carlo_kl(num_samples: int = 1000, random_state: RandomState = 0) -> Di
         num_samples: of both distributions together.
         random_state: fixes the noise; with a seed, the caller's random state is untouched.
 
-    Returns:
-        The divergence, a function of two distributions.
-
     >>> from torch.distributions import Poisson
     >>> p, q = Poisson(torch.tensor(1.0)), Poisson(torch.tensor(2.0))
     >>> bool((monte_carlo_kl(10_000)(p, q) - kl(p, q)).abs() < 0.01)
@@ -165,9 +159,6 @@ def renyi(alpha: float = 0.5) -> Divergence:
 
     Args:
         alpha: the order, positive and not 1. Only ½ treats both arguments alike.
-
-    Returns:
-        The divergence, a function of two distributions.
 
     >>> from torch.distributions import Normal
     >>> renyi(0.5)(Normal(torch.tensor(0.0), torch.tensor(1.0)), Normal(torch.tensor(2.0), torch.tensor(1.0)))

@@ -164,9 +164,6 @@ def rao_distance(p: Distribution, q: Distribution) -> Tensor:
         p: a distribution.
         q: another of the same family.
 
-    Returns:
-        The distances, of shape ``batch_shape``.
-
     >>> from torch.distributions import Poisson
     >>> rao_distance(Poisson(torch.tensor(4.0)), Poisson(torch.tensor(9.0)))  # 2 |√4 - √9|
     tensor(2.)

@@ -57,9 +57,6 @@ def score_information(p: Distribution, *, num_samples: int = 1000, random_state:
         num_samples: samples for each feature.
         random_state: fixes the noise.
 
-    Returns:
-        The information in the coordinates of all tensors that `p` holds.
-
     >>> from torch.distributions import Poisson
     >>> info = score_information(Poisson(torch.tensor(4.0)), num_samples=10_000)
     >>> bool((info.matrix[0, 0] - 1 / 4).abs() < 0.02)

@@ -110,9 +110,6 @@ def contributions(
             readings of wrappers have rows named after them.
         num_segments: steps of the sum, an even number.
 
-    Returns:
-        `Contributions`, with one row per feature.
-
     >>> import torch, pullback as pb
     >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z * torch.tensor([1.0, 2.0]), 1.0))
     >>> pb.contributions(metric, [[0.0, 0.0], [1.0, 1.0]]).energy

@@ -237,16 +237,8 @@ def _trajectory(metric: Metric, z: Tensor, v: Tensor, flow: Flow, alpha: float) 
     if not alpha:
         broken = (status == Status.CONVERGED) & (drift > _MAX_DRIFT)
         status = torch.where(broken, Status.UNRESOLVED, status)
-    return Trajectory(
-        states=states,
-        reached=reached,
-        status=status,
-        rtol=rtol,
-        speed_drift=drift,
-        num_steps=flow.num_steps.reshape(batch),
-        num_evaluations=flow.num_evaluations.reshape(batch),
-        dense=flow.dense,
-    )
+    steps, evaluations = flow.num_steps.reshape(batch), flow.num_evaluations.reshape(batch)
+    return Trajectory(states, reached, status, rtol, drift, steps, evaluations, flow.dense)
 
 
 def _statuses(outcome: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,22 +138,12 @@ def geodesic(
     best = _best(solutions)
     support = metric.support if support is None else support
     leaves = None if support is None else _leaves(support, best.nodes).reshape(batch)
-    return Geodesic(
-        curve=PiecewiseCubic.mixed(
-            best.nodes.reshape(*batch, *best.nodes.shape[1:]),
-            None if best.straight is None else best.straight.reshape(batch),
-        ),
-        energy=best.energy.reshape(batch),
-        length=best.length.reshape(batch),
-        error=best.error.reshape(batch),
-        status=best.status.reshape(batch),
-        strict=best.strict.reshape(batch),
-        leaves_support=leaves,
-        num_steps=best.num_steps.reshape(batch),
-        num_segments=best.num_segments.reshape(batch),
-        num_calls=best.num_calls,
-        num_decoded=best.num_decoded,
-    )
+    straight = None if best.straight is None else best.straight.reshape(batch)
+    curve = PiecewiseCubic.mixed(best.nodes.reshape(*batch, *best.nodes.shape[1:]), straight)
+    names = ("energy", "length", "error", "status", "strict", "num_steps", "num_segments")
+    values: dict[str, Any] = {name: getattr(best, name).reshape(batch) for name in names}
+    work: dict[str, Any] = {"num_calls": best.num_calls, "num_decoded": best.num_decoded}
+    return Geodesic(curve=curve, leaves_support=leaves, **values, **work)
 
 
 def _sentence(code: Status, leaves: bool) -> str:

@@ -200,14 +200,8 @@ def logarithm(
                 _by_gradient(metric, path, found, index)
                 if check:
                     _try_out(metric, found, index, rtol)
-    return Logarithm(
-        velocity=found.velocity.reshape(*batch, d),
-        distance=found.length.reshape(batch),
-        error=found.error.reshape(batch),
-        miss=found.miss.reshape(batch),
-        geodesic=path,
-        rtol=rtol,
-    )
+    length, error, miss = (x.reshape(batch) for x in (found.length, found.error, found.miss))
+    return Logarithm(found.velocity.reshape(*batch, d), length, error, miss, path, rtol)
 
 
 @dataclass

@@ -65,14 +65,13 @@ def project(
 ) -> Projection:
     """The nearest point on a path to each code: its time, which serves as pseudotime, and the distance from it.
 
+    About nine shortest paths are solved per code.
+
     Args:
         metric: the geometry.
         path: one geodesic, one curve, or points of a polyline.
         codes: codes of shape ``(m, d)``.
         solver: as in `pullback.geodesic`.
-
-    Returns:
-        A `Projection`. About nine shortest paths are solved per code.
 
     Example:
         >>> import torch, pullback as pb

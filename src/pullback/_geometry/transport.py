@@ -67,8 +67,8 @@ def parallel_transport(
 ) -> Float[Tensor, "*batch d"]:
     r"""Moves tangents ``v`` along a curve without turning: :math:`\nabla_{\dot c} w = 0`, :math:`w(0) = v`.
 
-    Linear in ``v``, and differentiable in it. Lengths and angles are kept, and the velocity of a geodesic stays its
-    velocity; along a closed curve tangents come back turned by the curvature inside.
+    Returns w(1), linear in ``v`` and differentiable in it. Lengths and angles are kept, and the velocity of a geodesic
+    stays its velocity; along a closed curve tangents come back turned by the curvature inside.
 
     Args:
         metric: the geometry.
@@ -78,9 +78,6 @@ def parallel_transport(
         max_segments: steps after which the curve counts as unresolved.
         alpha: as in `pullback.expmap`. Transports of opposite alpha keep the inner product of two tangents between
             them.
-
-    Returns:
-        The tangents at the end of the curve.
 
     Raises:
         ConvergenceError: if the metric changes too sharply along a curve, or is not finite on it. Its `result` are the

@@ -137,9 +137,6 @@ def neighbors(
         batch_size: as in `pullback.pairwise_distances`.
         errors: as in `pullback.pairwise_distances`. Pairs that fail are no neighbors.
 
-    Returns:
-        A `Neighbors`: a sparse matrix of distances, and which of its rows are certain.
-
     Example:
         >>> import torch, pullback as pb
         >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
@@ -155,16 +152,8 @@ def neighbors(
     candidates = _candidates(metric, asked.detach(), Z.detach(), k, max(k, most), own)
     engine = Engine(n_jobs, client, [str(device) for device in devices] if devices else None)
     batch = batch_size or BATCH.get(Z.device.type, BATCH["cuda"])
-    none = np.zeros(0, int)
-    job = Job(
-        metric,
-        asked.detach(),
-        Z.detach(),
-        ListPlan(none, none, _BLOCK),
-        solver or GaussNewton(),
-        init,
-        batch,
-    )
+    nothing = ListPlan(np.zeros(0, int), np.zeros(0, int), _BLOCK)
+    job = Job(metric, asked.detach(), Z.detach(), nothing, solver or GaussNewton(), init, batch)
     return _Search(job, engine, candidates, k, None if out is None else Path(out), errors).run()
 
 
