@@ -14,7 +14,7 @@ export PULLBACK_DATA ?= $(realpath ../shared/data)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs clean
+.PHONY: help demo test lint format models bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
@@ -36,6 +36,9 @@ format: .venv/.installed  ## let ruff repair what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+models: .venv/.models  ## test with models of pythae, Lightning and diffusers, which it installs
+	$(BIN)/python -m pytest tests/test_real_packages.py
+
 bench: .venv/.bench  ## print the comparisons of benchmarks/
 	$(BIN)/python benchmarks/appendix.py
 	$(BIN)/python benchmarks/metric.py
@@ -56,4 +59,8 @@ clean:  ## remove everything that make made
 
 .venv/.bench: .venv/.installed
 	$(PIP) -e '.[bench]'
+	touch $@
+
+.venv/.models: .venv/.installed
+	$(PIP) -e '.[models]'
 	touch $@

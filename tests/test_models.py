@@ -41,6 +41,21 @@ class WithDecode(nn.Module):
         return self.net(z)
 
 
+class Unpacks(nn.Module):
+    """A model of images that says so in its own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, image: Tensor) -> Tensor:
+        _, _, height, width = image.shape
+        return image.reshape(-1, height * width)
+
+    def decode(self, z: Tensor) -> Tensor:
+        return self.net(z)
+
+
 class WithDecoder(nn.Module):
     """As Lightning modules are: parts, a forward of data, a training step."""
 
@@ -168,6 +183,7 @@ class Plain:
 MODELS: dict[str, Callable[[], object]] = {
     "plain network": mlp,
     "decode()": WithDecode,
+    "unpacks images": Unpacks,
     "Lightning": WithDecoder,
     "generative()": Generative,
     "convolutions, view(-1)": lambda: Convolutional(lambda h: h.view(-1, 4, 4, 4)),
@@ -258,3 +274,20 @@ def test_probabilities_are_not_taken_for_logits():
         pb.FisherRaoMetric(pb.as_decoder(model, Bernoulli)).tensor(codes)
     right = pb.FisherRaoMetric(pb.as_decoder(model, lambda x: Bernoulli(probs=x))).tensor(codes)
     torch.testing.assert_close(right, pb.FisherRaoMetric(pb.as_decoder(model[0], Bernoulli)).tensor(codes))
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda z: nn.Conv2d(1, 1, 1)(z.reshape(len(z), 2)[:, None, None, None]),
+        lambda z: torch.stack({"z": z}["x"]),
+        lambda z: [*z.shape, 1, 2][7],
+        lambda z: z.shape.no_such_attribute,
+    ],
+)
+def test_a_decoder_that_fails_at_its_first_codes_gets_a_sentence(fails):
+    with pytest.raises(
+        pb.DecoderError, match=r"does not take codes of 2 dimensions.*z\.reshape\(-1, channels"
+    ) as refused:
+        pb.FisherRaoMetric(fails).tensor(torch.zeros(3, D))
+    assert refused.value.__cause__ is not None, "the decoder's own error is lost"

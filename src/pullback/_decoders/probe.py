@@ -178,9 +178,9 @@ def _first_call(decoder: Decoder, codes: Tensor) -> Distribution:
     """
     try:
         return called(decoder, codes)
-    except (torch.OutOfMemoryError, NotImplementedError):
+    except (torch.OutOfMemoryError, NotImplementedError, DecoderError):
         raise
-    except (RuntimeError, TypeError, IndexError) as error:
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise DecoderError(whole_model(decoder, codes, error) or refused_codes(codes, error)) from error
 
 

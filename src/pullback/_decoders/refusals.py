@@ -90,7 +90,8 @@ def refused_codes(z: Tensor, error: Exception) -> str:
     return (
         f"The decoder does not take codes of {z.shape[-1]} dimensions, {z.dtype}, on {z.device}: {first_line(error)}. "
         "Give codes of its latent dimension, with its dtype and device. It is called with any number N of codes (N, "
-        "d), so what else it needs must not have a row per observation."
+        "d): what else it needs must not have a row per observation, and codes of another shape are reshaped inside, "
+        "as in `pullback.as_decoder(lambda z: model.decode(z.reshape(-1, channels, height, width)), family=...)`."
     )
 
 
