@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -79,11 +79,14 @@ def check_frame(case: Case) -> None:
     for origin in (None, case.z[:1]):
         phi, psi = metric.embed(case.z, origin=origin)
         expected, slopes = pushforward(lambda z, o=origin: metric.embed(z, origin=o), case.z)
-        values, jacobians = metric.frame(case.z, origin=origin)
+        frame = metric.frame_at(case.z, origin=origin)
+        values, jacobians = frame.values, frame.tangents
         assert len(values) == len(jacobians) == (1 if phi is psi else 2)
         for value, other, jacobian, slope in zip(values, expected, jacobians, slopes, strict=False):
             _agree(value - value[:1], other - other[:1])
             _agree(jacobian, slope)
+        forces = [torch.randn_like(value) for value in values]
+        _agree(frame.hessians(forces), replace(frame, coordinates=None).hessians(forces))
 
 
 def _agree(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:

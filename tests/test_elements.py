@@ -13,7 +13,7 @@ from problems import PROBLEMS
 from pullback._autodiff.derivatives import jet
 from pullback._families.location_scale import UnitNormal
 from pullback._families.rules import fisher
-from pullback._metrics.isometry import Frame, isometric_jet, separable
+from pullback._metrics.isometry import isometric_jet
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import DEGREE, ElementEnergy
 from pullback._solvers.mesh import adapted, halved, moved, parameters, placed, uniform
@@ -43,7 +43,7 @@ def decoded(family, d: int = 2) -> pb.FisherRaoMetric:
 
 
 def elements_of(metric: pb.Metric, nodes: Tensor) -> ElementEnergy:
-    return ElementEnergy.of(ChordEnergy.checked(metric, nodes), nodes)
+    return ElementEnergy(ChordEnergy.checked(metric, nodes))
 
 
 def wave(edges: Tensor) -> Tensor:
@@ -73,7 +73,6 @@ def test_derivatives_of_the_energy(name):
     edges = torch.tensor([[0.0, 0.3, 1.0], [0.0, 0.6, 1.0]], dtype=DOUBLE)
     nodes, times = wave(edges), edges.diff(dim=1)
     elements = elements_of(decoded(FAMILIES[name]), nodes)
-    assert elements.separable == (name in ("Bernoulli", "independent Bernoulli", "Poisson"))
     model = elements.expand(nodes, torch.tensor([True, True]), times)
     flexible = nodes[:1].clone().requires_grad_()
     (gradient,) = torch.autograd.grad(elements.energy(flexible, times[:1]).sum(), flexible)
@@ -108,7 +107,6 @@ def test_isometric_roots_replace_the_embedding(name):
     found = isometric_jet(metric, z, v, w)
     torch.testing.assert_close(found[0].movedim(0, -2), first, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(found[1].movedim(0, -1), second, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(Frame.of(metric, z).pushed().movedim(0, -2), first, rtol=1e-10, atol=1e-10)
 
 
 def test_which_roots_are_separable():
@@ -116,8 +114,7 @@ def test_which_roots_are_separable():
     channel = Independent(UnitNormal(h), 1)
     both = pb.Product(Independent(Bernoulli(logits=h), 1), channel)
     for family, expected in ((Bernoulli(logits=h), True), (both, True), (Categorical(logits=h), False)):
-        info = fisher(family)
-        assert separable(info) is expected
+        assert fisher(family).separable is expected
 
 
 def test_curves_move_between_meshes():

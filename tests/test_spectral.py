@@ -36,7 +36,7 @@ def decoded(family, width: int) -> pb.FisherRaoMetric:
 
 
 def energy_of(metric: pb.Metric, nodes: Tensor) -> ElementEnergy:
-    return ElementEnergy.of(ChordEnergy.checked(metric, nodes), nodes)
+    return ElementEnergy(ChordEnergy.checked(metric, nodes))
 
 
 def curves(num_elements: int) -> Tensor:

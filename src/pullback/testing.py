@@ -229,9 +229,9 @@ def _promises(metric: Metric, z: Tensor, tolerance: float) -> None:
     if info.isometric:
         _require(_is_isometric(metric, z, tolerance), _NOT_ISOMETRIC)
     if info.pair is not None:
-        found, known = metric.frame(z, origin=z[:1]), Metric.frame(metric, z, origin=z[:1])
-        same = (_close(a, b, tolerance) for x, y in zip(found, known, strict=True) for a, b in zip(x, y, strict=True))
-        _require(all(same), _NOT_A_PAIR)
+        found, known = metric.frame_at(z, origin=z[:1]), Metric.frame_at(metric, z, origin=z[:1])
+        pairs = zip((*found.values, *found.tangents), (*known.values, *known.tangents), strict=True)
+        _require(all(_close(a, b, tolerance) for a, b in pairs), _NOT_A_PAIR)
 
 
 _NOT_SEPARABLE = (

@@ -2,7 +2,8 @@
 
 - `is_wrapped`, `unwrapped` (``torch._C._functorch``): a tensor seen inside a transform must not be kept after it.
 - `in_transform` (``torch._C._functorch``): inside a transform codes have no values to look at.
-- `values_only` (``forward_ad._set_fwd_grad_enabled``): there is no public way to leave a result out of a forward-mode derivative.
+- `values_only`, `plain_values` (``forward_ad._set_fwd_grad_enabled``, ``torch._C._is_fwd_grad_enabled``): there is no public way to
+  leave a result out of a forward-mode derivative.
 - `forward_mode` (``torch._decomp``): the first forward-mode derivative of a process compiles rules with a deprecated function.
 - `differentiable_kernels` (``torch._C._set_mkldnn_enabled``): there is no public switch for oneDNN's recurrences.
 - `batch_norms`, `dropouts` (``torch.nn.modules``): the base classes of all normalization and dropout layers are private.
@@ -26,7 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor, peek_interpreter_stack
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.distributions import Distribution, ExponentialFamily
 from torch.distributions import kl as torch_kl
@@ -61,6 +62,17 @@ def in_transform() -> bool:
 def values_only() -> contextlib.AbstractContextManager[None]:
     """A context in which forward mode carries no tangents: what is computed there costs what its values cost."""
     return forward_ad._set_fwd_grad_enabled(False)
+
+
+def plain_values(x: Tensor) -> Tensor | None:
+    """The tensor itself, for work in place, if nothing that is computed from it will be differentiated; else None."""
+    if torch.is_grad_enabled() or (torch._C._is_fwd_grad_enabled() and is_wrapped(x)):
+        return None
+    while is_functorch_wrapped_tensor(x):
+        if is_batchedtensor(x):
+            return None
+        x = get_unwrapped(x)
+    return x if type(x) is Tensor else None
 
 
 _FORWARD_MODE = threading.RLock()

@@ -27,7 +27,7 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
-from pullback._autodiff.torch_internals import given_probs, is_wrapped
+from pullback._autodiff.torch_internals import given_probs, is_wrapped, plain_values
 from pullback._families.fading import EVEN, FIXED, TENFOLD_ODDS, WIDE, fades, times
 from pullback._families.information import Information
 from pullback._families.missing import MissingRuleError
@@ -100,6 +100,8 @@ def _log_odds(p: Trials | Runs) -> Tensor:
 
 def _deviation(logits: Tensor) -> Tensor:
     r"""√(p(1 - p)) = t / (1 + t²) with t = exp(-|l|/2): no overflow, in its derivatives either."""
+    if (values := plain_values(logits)) is not None:
+        return (0.5 * values).cosh_().reciprocal_().mul_(0.5)
     t = torch.exp(-0.5 * _sign(logits) * logits)
     return t / (1 + t * t)
 
@@ -129,10 +131,10 @@ def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
     l_0}{4} \cdot \frac{c}{2 - c}` with :math:`c = 1 - \tanh\frac l4 \tanh\frac{l_0}4`, and *c* is a sum of the
     complements of the two factors.
     """
-    if origin is None and type(logits) is Tensor and not (torch.is_grad_enabled() or is_wrapped(logits)):
+    if origin is None and (values := plain_values(logits)) is not None:
         # The same in place, where no derivative is wanted; torch's arctangent of two numbers costs half as much as that
         # of one.
-        t = (0.5 * logits).exp_()
+        t = (0.5 * values).exp_()
         return torch.atan2(t, torch.ones((), dtype=t.dtype, device=t.device), out=t).mul_(2).sub_(0.5 * math.pi)
     if origin is None:
         sign = _sign(logits)

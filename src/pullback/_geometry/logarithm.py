@@ -249,7 +249,7 @@ class _Velocities:
 
 def _by_elements(chords: ChordEnergy, found: _Velocities, index: Tensor, rtol: float, check: bool) -> None:
     """Velocities of the paths at `index`, solved in elements, in more of them where b is missed."""
-    elements = ElementEnergy.of(chords, found.nodes[index])
+    elements = ElementEnergy(chords)
     sought = max(_MARGIN * rtol, torch.finfo(found.length.dtype).eps ** (2 / 3))
 
     def needs_refinement(curves: Extremals) -> Tensor:

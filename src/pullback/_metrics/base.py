@@ -17,6 +17,7 @@ from pullback._decoders.contract import Decoder, as_codes, observed
 from pullback._decoders.probe import route
 from pullback._decoders.support import Support
 from pullback._families.information import Information
+from pullback._metrics.frame import Coordinates, Frame
 from pullback._typing import Codes, Float
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -129,15 +130,29 @@ class Metric(abc.ABC):
         Constants, not differentiable: what a second-order solver needs at every node. Only for metrics with an
         embedding.
         """
+        found = self.frame_at(z, origin)
+        return found.values, found.tangents
+
+    def frame_at(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> Frame:
+        """The same as a `Frame`, which also has second derivatives."""
         z = as_codes(z, self)
         forward = self.has_forward_mode(z)
         with torch.no_grad():
             known = self.isometric(z[(0,) * (z.ndim - 1)][None]) if z.numel() else None
         if known is None:
-            return jacobian(lambda x: self._maps(x, origin), z, forward=forward)
+            return Frame(z, origin, *jacobian(lambda x: self._maps(x, origin), z, forward=forward), self._maps)
         (eta,), (tangents,), maps = jacobian_and_more(self._coordinates, z, forward=forward)
-        assert known.info.root is not None
-        return maps, (known.info.root(eta, tangents).flatten(z.ndim),)
+        root = known.info.root
+        assert root is not None
+        coordinates = Coordinates(
+            eta,
+            tangents,
+            origin=None,
+            of=lambda x: self._known(x).info.eta,
+            push=lambda eta, _origin, u: (root(eta, u),),
+            separable=known.info.separable,
+        )
+        return Frame(z, origin, maps, coordinates.pushed(z.ndim - 1), self._maps, coordinates)
 
     def _maps(self, z: Tensor, origin: Tensor | None) -> Tensors:
         dual = self.embed(z, origin=origin)
@@ -148,10 +163,14 @@ class Metric(abc.ABC):
             )
         return dual[:1] if dual[0] is dual[1] else dual
 
-    def _coordinates(self, z: Tensor) -> tuple[Tensors, Tensors]:
+    def _known(self, z: Tensor) -> Isometric:
         known = self.isometric(z)
         if known is None:
             raise ValueError("The metric has isometric coordinates at some codes and none at others.")
+        return known
+
+    def _coordinates(self, z: Tensor) -> tuple[Tensors, Tensors]:
+        known = self._known(z)
         with values_only():
             return (known.info.eta,), (known.embedding(),)
 

@@ -19,6 +19,7 @@ from pullback._families.information import Information
 from pullback._families.missing import MissingRuleError
 from pullback._families.rules import embed, fisher, squared_chord
 from pullback._metrics.base import Isometric, Metric, per_code
+from pullback._metrics.frame import Coordinates, Frame
 from pullback._typing import Codes, Float
 
 # Which decoders' families have a dual embedding as a function of their coordinates.
@@ -79,16 +80,21 @@ class FisherRaoMetric(Metric):
         phi, psi = (part.flatten(1) for part in dual)
         return (phi, phi) if dual[0] is dual[1] else (phi, psi)
 
-    def frame(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensors, Tensors]:
+    def frame_at(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> Frame:
         if origin is None or not self._has_pair(z):
-            return super().frame(z, origin)
+            return super().frame_at(z, origin)
         z = as_codes(z, self)
         with torch.no_grad():
             known = self._information(as_codes(origin, self))
-        (eta,), (u,) = jacobian(lambda x: (self._information(x).eta,), z, forward=self.has_forward_mode(z))
         assert known.pair is not None
-        values, tangents = known.pair.values(eta, known.eta), known.pair.push(eta, known.eta, u)
-        return tuple(x.flatten(z.ndim - 1) for x in values), tuple(x.flatten(z.ndim) for x in tangents)
+        values, push = known.pair.values, known.pair.push
+        (eta,), (u,) = jacobian(self._eta, z, forward=self.has_forward_mode(z))
+        coordinates = Coordinates(eta, u, known.eta, of=lambda x: self._eta(x)[0], push=push, separable=False)
+        maps = tuple(x.flatten(z.ndim - 1) for x in values(eta, known.eta))
+        return Frame(z, origin, maps, coordinates.pushed(z.ndim - 1), self._maps, coordinates)
+
+    def _eta(self, z: Tensor) -> Tensors:
+        return (self._information(z).eta,)
 
     def _has_pair(self, z: Codes) -> bool:
         """Whether the family has a dual embedding as a function of its coordinates; asked once per decoder."""

@@ -11,12 +11,10 @@ one step. That is several times faster: the last layer of a decoder is linear, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import constant_hessian, jacobian, jet
+from pullback._autodiff.derivatives import jet
 from pullback._families.information import Information, Linear
 from pullback._metrics.base import Metric
 
@@ -25,11 +23,6 @@ def isometric_information(metric: Metric, z: Tensor) -> Information | None:
     """The information of what ``z`` is decoded to, if its root is the derivative of the metric's embedding."""
     known = metric.isometric(z)
     return None if known is None else known.info
-
-
-def separable(info: Information) -> bool:
-    """Whether each entry of the root depends on one coordinate only: what the family declares."""
-    return info.separable
 
 
 def isometric_jet(metric: Metric, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,52 +58,6 @@ def _turn(root: Linear, eta: Tensor, along: Tensor, moves: list[Tensor]) -> Tens
             return value.new_zeros(len(moves), *value.shape)
         options = {"retain_graph": True, "materialize_grads": True}
         return torch.stack([torch.autograd.grad(pulled, dual, move, **options)[0] for move in moves])
-
-
-@dataclass(frozen=True)
-class Frame:
-    """Coordinates of what codes ``(*batch, d)`` are decoded to, with their derivatives; constants."""
-
-    metric: Metric
-    z: Tensor
-    eta: Tensor  # (*batch, *features, k)
-    tangents: Tensor  # (d, *batch, *features, k)
-    root: Linear
-
-    @classmethod
-    def of(cls, metric: Metric, z: Tensor) -> Frame:
-        """The frame at ``z``, where the metric has `isometric_information`."""
-        known = []
-
-        def eta(x: Tensor) -> tuple[Tensor]:
-            known[:] = [_information(metric, x)]
-            return (known[0].eta,)
-
-        (values,), (tangents,) = jacobian(eta, z, forward=metric.has_forward_mode(z))
-        return cls(metric, z, values, tangents, known[0].root)
-
-    def pushed(self) -> Tensor:
-        """The Jacobian of the embedding, ``(d, *batch, F)``."""
-        return self.root(self.eta, self.tangents).flatten(self.z.ndim)
-
-    def hessians(self, weights: Tensor) -> Tensor:
-        """The Hessians ``(*batch, d, d)`` of the embedding times ``weights (*batch, F)``, for a `separable` root."""
-        n = self.z.ndim - 1
-        with torch.enable_grad():
-            eta = self.eta.detach().requires_grad_()
-            force = weights.reshape(eta.shape) * self.root(eta, torch.ones_like(eta))
-            (turn,) = torch.autograd.grad(force.sum(), eta, allow_unused=True, materialize_grads=True)
-        force, turn = force.detach().flatten(n), turn.flatten(n)
-        tangents = self.tangents.flatten(1 + n).movedim(0, -2)
-        steep = constant_hessian(
-            lambda x: _bent((_information(self.metric, x).eta.flatten(n) * force).sum(-1), x), self.z
-        )
-        return steep + (tangents * turn[..., None, :]) @ tangents.mT
-
-
-def _bent(value: Tensor, x: Tensor) -> Tensor:
-    """The value as a function that torch believes to have second derivatives, even if it is linear."""
-    return value + 0 * x.square().sum(-1)
 
 
 def _information(metric: Metric, z: Tensor) -> Information:

@@ -25,10 +25,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import constant_hessian
 from pullback._curves.curve import Polyline
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric
+from pullback._metrics.frame import Frame
 from pullback._numerics.rows import concatenate
 from pullback._solvers.objective import Expansion, NoEmbeddingError, Objective, Work
 
@@ -117,39 +117,28 @@ class ChordEnergy(Objective):
             )
         return dual[: self.num_parts]
 
-    def frame(self, z: Tensor, origin: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The distinct maps of the embedding at ``z (B, n, d)`` and their Jacobians, ``(d, B, n, F)``."""
-        return self.metric.frame(z, origin=origin if self.num_parts == 2 else None)
-
-    def hessians(self, z: Tensor, forces: list[Tensor], origin: Tensor) -> Tensor:
-        """Hessians ``(B, n, d, d)`` of the mean over the maps of ``2 force · map``, symmetric."""
-
-        def pairing(x: Tensor) -> Tensor:
-            products = torch.stack([(part * f).sum(-1) for part, f in zip(self.parts(x, origin), forces, strict=True)])
-            return 2 * products.mean(0)
-
-        blocks = constant_hessian(pairing, z)
-        return 0.5 * (blocks + blocks.mT)
+    def frame(self, z: Tensor, origin: Tensor) -> Frame:
+        """The embedding at ``z (B, n, d)`` with its derivatives; `origin` only matters to pairs."""
+        return self.metric.frame_at(z, origin=origin if self.num_parts == 2 else None)
 
     def _chords(self, nodes: Tensor, strides: list[int]) -> list[Tensor]:
         self.work.add(nodes.shape[0] * nodes.shape[1])
         if self.num_parts == 0:
             return [self.metric.ds2(nodes[:, :-1:k], nodes[:, k::k]) for k in strides]
         parts = self.parts(nodes, nodes[:, :1])
-        steps = [[x[:, k::k] - x[:, :-1:k] for x in parts] for k in strides]
-        return [(step[0] * step[-1]).sum(-1) for step in steps]
+        return [squared([x[:, k::k] - x[:, :-1:k] for x in parts]) for k in strides]
 
     def _expand(self, nodes: Tensor, exact: Tensor) -> Expansion:
         self.work.add(nodes.shape[0] * nodes.shape[1] * (1 + nodes.shape[-1]))
         if self.num_parts == 0:
             return self._expand_by_tensor(nodes)
         T, shape = nodes.shape[1] - 1, nodes.shape[:2]
-        values, tangents = self.frame(nodes, nodes[:, :1])
-        steps = [x.diff(dim=1) for x in values]
-        energy = total_energy((steps[0] * steps[-1]).sum(-1))
+        frame = self.frame(nodes, nodes[:, :1])
+        steps = [x.diff(dim=1) for x in frame.values]
+        energy = total_energy(squared(steps))
         bends = [T * (x[:, :-1] - x[:, 1:]) for x in steps]
         # products of all nodes of all curves in a row, without copies; those between two curves are left out afterwards
-        rows = [J.flatten(1, 2).transpose(0, 1) for J in tangents]
+        rows = [J.flatten(1, 2).transpose(0, 1) for J in frame.tangents]
         forces = [torch.nn.functional.pad(x, (0, 0, 1, 1)).flatten(0, 1)[:, None] for x in bends]
         gradient = _paired(rows, forces).unflatten(0, shape)[:, 1:-1, :, 0]
         diagonal = 2 * T * _paired(rows, rows).unflatten(0, shape)[:, 1:-1]
@@ -157,9 +146,10 @@ class ChordEnergy(Objective):
         upper = -T * torch.nn.functional.pad(next_, (0, 0, 0, 0, 0, 1)).unflatten(0, shape)[:, 1:-2]
         curvature = torch.zeros_like(diagonal)
         if exact.any():
-            inner, forces = nodes[exact, 1:-1], [x[exact] for x in reversed(bends)]
-            self.work.add(inner.shape[:2].numel() * 3 * (1 + inner.shape[-1]))
-            curvature[exact] = self.hessians(inner, forces, nodes[exact, :1])
+            rows = exact.nonzero()[:, 0]
+            inner = frame.inner(rows)
+            self.work.add(inner.z.shape[:2].numel() * 3 * (1 + inner.z.shape[-1]))
+            curvature[rows] = inner.hessians([x[rows] for x in reversed(bends)])
         return Expansion(energy, gradient, diagonal, upper, curvature)
 
     def _expand_by_tensor(self, nodes: Tensor) -> Expansion:
@@ -192,6 +182,13 @@ def total_energy(chords: Tensor) -> Tensor:
 def total_length(chords: Tensor) -> Tensor:
     """``Σ ds``."""
     return chords.clamp_min(0).sqrt().sum(-1)
+
+
+def squared(steps: list[Tensor]) -> Tensor:
+    """The squared chords of steps in the embedding; a norm reads a Euclidean one once."""
+    if len(steps) == 1:
+        return torch.linalg.vector_norm(steps[0], dim=-1).square()
+    return (steps[0] * steps[1]).sum(-1)
 
 
 def lerp_nodes(nodes: Tensor, factor: int) -> Tensor:

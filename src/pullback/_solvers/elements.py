@@ -26,7 +26,6 @@ import torch
 from numpy.polynomial import legendre
 from torch import Tensor
 
-from pullback._metrics.isometry import Frame, isometric_information, separable
 from pullback._numerics.rows import concatenate, take
 from pullback._numerics.spline import evaluate
 from pullback._solvers.chords import ChordEnergy
@@ -46,14 +45,7 @@ EVEN = 4
 class ElementEnergy(Objective):
     """Energies of curves with the nodes ``(B, K p + 1, d)`` of K elements; the constants of a curve are their times ``(B, K)``."""
 
-    chords: ChordEnergy
-    separable: bool  # whether each entry of the embedding is a function of one coordinate of what is decoded
-
-    @classmethod
-    def of(cls, chords: ChordEnergy, nodes: Tensor) -> ElementEnergy:
-        """The same metric on elements; it must have an embedding."""
-        info = isometric_information(chords.metric, nodes[:1, 0]) if chords.num_parts == 1 else None
-        return cls(chords, info is not None and separable(info))
+    chords: ChordEnergy  # of a metric with an embedding
 
     @property
     def has_hessian(self) -> bool:
@@ -102,20 +94,17 @@ class ElementEnergy(Objective):
         """The expansions of single elements with nodes ``(m, p + 1, d)``."""
         num_points = z.shape[:2].numel() * (1 + z.shape[-1])
         self.chords.work.add(4 * num_points if exact else num_points)
-        if exact and self.separable:
-            frame = Frame.of(self.chords.metric, z)
-            local, forces = gauss_newton(self.chords.parts(z, z), (frame.pushed(),), stiffness)
-            local.curvature = 2 * frame.hessians(forces[0])
-            return local
-        local, forces = gauss_newton(*self.chords.frame(z, z[:, :1]), stiffness)
+        frame = self.chords.frame(z, z[:, :1])
+        local, forces = gauss_newton(frame.values, frame.tangents, stiffness)
         if exact:
-            local.curvature = self.chords.hessians(z, forces, z[:, :1])
+            local.curvature = frame.hessians(forces)
         return local
 
     def momentum(self, nodes: Tensor, times: Tensor) -> Tensor:
         """Minus half the derivative of the energy in the first node, ``(B, d)``."""
         first = nodes[:, :NODES]
-        local, _ = gauss_newton(*self.chords.frame(first, first[:, :1]), stiffness(times[:, 0]))
+        frame = self.chords.frame(first, first[:, :1])
+        local, _ = gauss_newton(frame.values, frame.tangents, stiffness(times[:, 0]))
         return -0.5 * local.gradient[:, 0]
 
     def tails(self, nodes: Tensor) -> Float[Tensor, "B K"]:

@@ -18,6 +18,9 @@ _EXPENSIVE, _VERY_EXPENSIVE = 2**10, 2**12
 # Steps on the coarsest level, on other levels and, where finer ones would cost much, steps times nodes: a curve that takes
 # longer is better off with more segments (toy problem and VAE).
 _FIRST_STEPS, _COARSE_STEPS, _COARSE_NODES = 7, 15, 2560
+# The same where calls cost more than points: the few curves of a batch that need more steps take them on finer levels, together
+# with others (benchmarks/geodesics_gpu.py; a third less time than 7 and 15 at d = 2).
+_DEVICE_STEPS = (4, 3)
 # Dimensions up to which the blocks of an element cost less than decoding its nodes (VAE with d = 2 and 8).
 _FEW_DIMENSIONS = 4
 # Segments from which on a level is fine: the walled regime begins with as many pieces, and paths that start from a graph with
@@ -44,6 +47,7 @@ class Plan:
         width: numbers that a decoded point and its derivatives are.
         use_elements: whether curves are made of polynomial elements.
         guided: whether paths start from more than a line.
+        on_device: whether the batch is on an accelerator, which waits for calls and not for points.
     """
 
     rtol: float
@@ -56,6 +60,7 @@ class Plan:
     width: int
     use_elements: bool
     guided: bool
+    on_device: bool
 
     @classmethod
     def of(
@@ -74,8 +79,8 @@ class Plan:
         width = chords.width(nodes)
         expensive, guided = width > _EXPENSIVE, nodes.shape[1] > 2
         few = nodes.shape[-1] <= _FEW_DIMENSIONS and chords.num_parts > 0 and min_segments >= DEGREE
-        # an accelerator waits for calls, not for points
-        use_elements = expensive and few and nodes.device.type == "cpu"
+        on_device = nodes.device.type != "cpu"
+        use_elements = expensive and few and not on_device
         if guided and not expensive:
             min_segments = max(min_segments, min(FINE_SEGMENTS, max_segments // 4))
         usual = ROUGH_RTOL * min(1.0, width / _VERY_EXPENSIVE) if expensive else _RTOL
@@ -83,7 +88,7 @@ class Plan:
         usual = max(usual, torch.finfo(nodes.dtype).eps ** 0.5)
         aim, given = (usual, False) if rtol is None else (rtol, True)
         limits = budget, max_steps, min_segments, max_segments
-        return cls(aim, given, max(accept, aim), *limits, width, use_elements, guided)
+        return cls(aim, given, max(accept, aim), *limits, width, use_elements, guided, on_device)
 
     @property
     def expensive(self) -> bool:
@@ -110,9 +115,10 @@ class Plan:
         """Few steps on coarse levels, more of them where finer ones would cost much."""
         if self.is_finest(level):
             return self.max_steps
-        costly = self.expensive and not self.use_elements
-        coarse = max(_COARSE_STEPS, _COARSE_NODES // (level + 1)) if costly else _COARSE_STEPS
-        return min(_FIRST_STEPS if level == self.min_segments else coarse, self.max_steps)
+        first, coarse = _DEVICE_STEPS if self.on_device else (_FIRST_STEPS, _COARSE_STEPS)
+        if self.expensive and not (self.use_elements or self.on_device):
+            coarse = max(coarse, _COARSE_NODES // (level + 1))
+        return min(first if level == self.min_segments else coarse, self.max_steps)
 
     def walled_steps(self, level: int) -> int:
         """Steps in the walled regime."""

@@ -70,7 +70,7 @@ class Refinement:
     @classmethod
     def of(cls, chords: ChordEnergy, plan: Plan, nodes: Tensor) -> Refinement:
         """The descent of curves that start from ``nodes``."""
-        return cls(chords, plan, ElementEnergy.of(chords, nodes) if plan.use_elements else None)
+        return cls(chords, plan, ElementEnergy(chords) if plan.use_elements else None)
 
     def run(self, nodes: Tensor) -> Solution:
         """Takes each curve from level to level until it is finished."""

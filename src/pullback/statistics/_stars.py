@@ -110,7 +110,7 @@ def star(paths: Paths, centers: Tensor, codes: Tensor, *, rough: bool = False) -
     chords = ChordEnergy.checked(paths.metric, solved.curve.points[usable])
     if chords.num_parts == 0:
         return LogStar.discrete(paths, solved) if rough else LogStar.of(paths, centers, codes)
-    found = ElementStar.of(ElementEnergy.of(chords, solved.curve.points[usable]), solved)
+    found = ElementStar.of(ElementEnergy(chords), solved)
     for rows, finer in rest:
         found = found.replaced(rows, ElementStar.of(found.elements, finer))
     return found
