@@ -109,6 +109,11 @@ class Metric(abc.ABC):
         None."""
         return None
 
+    def has_isometric(self, z: Codes) -> bool:
+        """Whether there are such coordinates at ``z``."""
+        with torch.no_grad():
+            return self.isometric(z.reshape(-1, z.shape[-1])[:1]) is not None
+
     @property
     def source(self) -> Decoder | None:
         """The decoder behind the metric, its attribute ``decoder``, if it has one."""
@@ -137,12 +142,11 @@ class Metric(abc.ABC):
         """The same as a `Frame`, which also has second derivatives."""
         z = as_codes(z, self)
         forward = self.has_forward_mode(z)
-        with torch.no_grad():
-            known = self.isometric(z[(0,) * (z.ndim - 1)][None]) if z.numel() else None
-        if known is None:
+        if not z.numel() or not self.has_isometric(z):
             return Frame(z, origin, *jacobian(lambda x: self._maps(x, origin), z, forward=forward), self._maps)
-        (eta,), (tangents,), maps = jacobian_and_more(self._coordinates, z, forward=forward)
-        root = known.info.root
+        seen: list[Information] = []
+        (eta,), (tangents,), maps = jacobian_and_more(lambda x: self._coordinates(x, seen), z, forward=forward)
+        root = seen[0].root
         assert root is not None
         coordinates = Coordinates(
             eta,
@@ -150,7 +154,7 @@ class Metric(abc.ABC):
             origin=None,
             of=lambda x: self._known(x).info.eta,
             push=lambda eta, _origin, u: (root(eta, u),),
-            separable=known.info.separable,
+            separable=seen[0].separable,
         )
         return Frame(z, origin, maps, coordinates.pushed(z.ndim - 1), self._maps, coordinates)
 
@@ -169,8 +173,9 @@ class Metric(abc.ABC):
             raise ValueError("The metric has isometric coordinates at some codes and none at others.")
         return known
 
-    def _coordinates(self, z: Tensor) -> tuple[Tensors, Tensors]:
+    def _coordinates(self, z: Tensor, seen: list[Information]) -> tuple[Tensors, Tensors]:
         known = self._known(z)
+        seen.append(known.info)
         with values_only():
             return (known.info.eta,), (known.embedding(),)
 

@@ -22,8 +22,8 @@ from pullback._metrics.base import Isometric, Metric, per_code
 from pullback._metrics.frame import Coordinates, Frame
 from pullback._typing import Codes, Float
 
-# Which decoders' families have a dual embedding as a function of their coordinates.
-_PAIRS = Memory()
+# Which decoders' families have a dual embedding as a function of their coordinates, and which have isometric ones.
+_PAIRS, _ISOMETRIC = Memory(), Memory()
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,15 @@ class FisherRaoMetric(Metric):
         """The information of what codes ``(*batch, d)`` are decoded to, with coordinates ``(*batch, *features, k)``."""
         info = fisher(observe(self.decoder, z.reshape(-1, z.shape[-1])))
         return replace(info, eta=info.eta.reshape(*z.shape[:-1], *info.eta.shape[1:]))
+
+    def has_isometric(self, z: Codes) -> bool:
+        """As for every metric; asked once per decoder."""
+        decoder = observed(self.decoder)
+        known = _ISOMETRIC.get(decoder, None)
+        if known is None:
+            known = super().has_isometric(z)
+            _ISOMETRIC.put(decoder, None, known)
+        return bool(known)
 
     def isometric(self, z: Codes) -> Isometric | None:
         p = observe(self.decoder, z.reshape(-1, z.shape[-1]))

@@ -203,7 +203,8 @@ class Refinement:
 
     def _routed(self, new: Paths, done: Tensor, routes: dict[Key, Tensor]) -> dict[Key, Paths]:
         """The paths that are not done, prepared for the levels they go to."""
-        return {key: self._prepared(take(new, rows & ~done), key) for key, rows in routes.items()}
+        chosen = {key: (rows & ~done).nonzero()[:, 0] for key, rows in routes.items()}
+        return {key: self._prepared(take(new, rows), key) for key, rows in chosen.items() if rows.numel()}
 
     def _prepared(self, paths: Paths, key: Key) -> Paths:
         """The paths with the nodes of a level."""
