@@ -13,7 +13,7 @@ from problems import PROBLEMS
 from pullback._autodiff.derivatives import jet
 from pullback._families.location_scale import UnitNormal
 from pullback._families.rules import fisher
-from pullback._metrics.isometry import isometric_jet
+from pullback._metrics.frame import isometric_jet
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import DEGREE, ElementEnergy
 from pullback._solvers.mesh import adapted, halved, moved, parameters, placed, uniform

@@ -36,7 +36,7 @@ from pullback._decoders.contract import DecoderError, observe, unvalidated
 from pullback._families.rules import natural_and_mean
 from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
-from pullback._metrics.isometry import isometric_information, isometric_jet
+from pullback._metrics.frame import isometric_jet
 from pullback._typing import Float
 
 _CHUNK = 2**25  # numbers held at once
@@ -130,7 +130,7 @@ class Embedding:
                 flat = _flat_coordinates(metric)
                 return cls(lambda _: flat, (0.5 * (1 - alpha), 0.5 * (1 + alpha)), flat(z)[0].shape[-1])
             dual = metric.embed(z)
-            root = dual is not None and dual[0] is dual[1] and isometric_information(metric, z) is not None
+            root = dual is not None and dual[0] is dual[1] and metric.isometric(z) is not None
         if dual is None:
             return None
         pair = dual[0] is not dual[1]

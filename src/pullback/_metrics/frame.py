@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import Tensors, constant_hessian
+from pullback._autodiff.derivatives import Tensors, constant_hessian, jet
+from pullback._families.information import Linear
 
 
 @dataclass(frozen=True)
@@ -127,3 +129,40 @@ class Frame:
 def _bent(value: Tensor, x: Tensor) -> Tensor:
     """The value as a function that torch believes to have second derivatives, even if it is linear."""
     return value + 0 * x.square().sum(-1)
+
+
+def isometric_jet(metric: Any, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The Jacobian ``(d, *batch, K)`` of an isometric embedding and its second derivatives, ``(m, *batch, K)``.
+
+    :math:`\phi''[v, w] = R(\eta)\,\eta''[v, w] + (\partial_{D\eta\,w} R)(\eta)\, D\eta\,v`; constants.
+    """
+    n, known = z.ndim - 1, []
+
+    def flat(x: Tensor) -> tuple[Tensor]:
+        known[:] = [metric._known(x).info]
+        return (known[0].eta.flatten(n),)
+
+    (values,), (first,), (bend,) = jet(flat, z, v, w)
+    shape, root = known[0].eta.shape[n:], known[0].root
+    eta = values.detach().unflatten(-1, shape)
+    along, *moves = (torch.cat([v[None], w]).movedim(0, -2) @ first).movedim(-2, 0).unflatten(-1, shape)
+    tangents = torch.cat([first.movedim(-2, 0), bend.movedim(-1, 0)]).unflatten(-1, shape)
+    with torch.no_grad():
+        pushed = root(eta, tangents).flatten(n + 1)
+    first, second = pushed.split([z.shape[-1], len(w)])
+    return first, second + _turn(root, eta, along, moves).flatten(n + 1)
+
+
+def _turn(root: Linear, eta: Tensor, along: Tensor, moves: list[Tensor]) -> Tensor:
+    """The derivatives of ``root(eta, along)`` in ``eta`` along each of the moves; reverse mode twice."""
+    with torch.enable_grad():
+        eta = eta.detach().requires_grad_()
+        value = root(eta, along.detach())
+        dual = torch.zeros_like(value, requires_grad=True)
+        if not value.requires_grad:
+            return value.new_zeros(len(moves), *value.shape)
+        (pulled,) = torch.autograd.grad(value, eta, dual, create_graph=True, materialize_grads=True)
+        if not pulled.requires_grad:
+            return value.new_zeros(len(moves), *value.shape)
+        options = {"retain_graph": True, "materialize_grads": True}
+        return torch.stack([torch.autograd.grad(pulled, dual, move, **options)[0] for move in moves])
