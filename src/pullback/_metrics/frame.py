@@ -40,7 +40,7 @@ class Coordinates:
     tangents: Tensor
     origin: Tensor | None
     of: Callable[[Tensor], Tensor]
-    push: Callable[[Tensor, Tensor | None, Tensor], Tensors]
+    push: Callable[[Tensor, Any, Tensor], Tensors]
     separable: bool
 
     def pushed(self, n: int) -> Tensors:
