@@ -89,6 +89,32 @@ def test_finished_seeds_are_not_run_again(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("_quick")
+def test_experiments_at_once_give_the_same_files(tmp_path, monkeypatch):
+    """What other processes are asked to do is done here, by the same command line."""
+    asked = []
+
+    def run(command, **options):
+        asked.append(command[4])
+        cli.main(command[3:])
+
+    monkeypatch.setattr(reproduce.subprocess, "run", run)
+    cli.main(["reproduce", "all", "--out", str(tmp_path / "one"), "--seeds", "2", "--seed", "3"])
+    assert not asked
+    cli.main(["reproduce", "all", "--out", str(tmp_path / "two"), "--seeds", "2", "--seed", "3", "--jobs", "2"])
+    assert sorted(asked) == sorted(2 * reproduce.NAMES)
+    one, two = (sorted((tmp_path / name).rglob("*.*")) for name in ("one", "two"))
+    assert [path.name for path in one] == [path.name for path in two]
+    assert all(a.read_text() == b.read_text() for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.usefixtures("_quick")
+def test_how_long_an_experiment_takes_is_said_and_not_written(tmp_path, capsys):
+    cli.main(["reproduce", "toy", "--out", str(tmp_path)])
+    assert "toy: took 0 s" in capsys.readouterr().err
+    assert "took" not in (tmp_path / "toy.json").read_text()
+
+
+@pytest.mark.usefixtures("_quick")
 def test_unknown_names_and_options_are_refused(tmp_path, capsys):
     for arguments in (
         ["reproduce", "poisson"],

@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from torch.distributions import MultivariateNormal, Normal
 
 import pullback as pb
-from pullback.experiments import land
+from pullback.data import motion
+from pullback.experiments import land, poses
+from pullback.experiments.poses import Training
+from pullback.statistics import LAND
+
+TINY = replace(
+    land.PAPER,
+    training=Training(num_steps=300, num_fine_steps=30, num_centers=40, every=20),
+    num_codes=12,
+    every_held_out=16,
+    mixtures=(2,),
+    num_exact=1,
+    grid=20,
+    num_nodes=400,
+    quadrature=40,
+    num_computed=6,
+    resolution=16,
+)
+
+
+@pytest.fixture
+def _offline(monkeypatch):
+    monkeypatch.delenv("PULLBACK_DATA", raising=False)
+    monkeypatch.setattr(poses.data, "motion", partial(motion, download=False))
 
 
 @pytest.fixture
@@ -66,3 +92,51 @@ def test_errors_allow_for_values_that_are_alike():
 def test_shares_are_masses_of_the_smallest_regions():
     logp = torch.tensor([[0.1, 0.4], [0.3, 0.2]], dtype=torch.float64).log()
     torch.testing.assert_close(torch.from_numpy(land._shares(logp)), torch.tensor([[1.0, 0.4], [0.7, 0.9]]).double())
+
+
+@pytest.mark.parametrize("base", ["volume", "lebesgue"])
+def test_densities_along_paths_are_those_of_the_model(codes, base):
+    """Two routes to the logarithms: the momentum of the path, and its first velocity."""
+    metric = pb.FisherRaoMetric(curved)
+    found = LAND(metric, 2, base_measure=base, init=pb.Lattice.fit(metric, codes, num_nodes=400))
+    found.codes_, found.means_, found.n_features_in_ = codes, codes[:2], 2
+    found.precisions_ = torch.tensor([[[1.0, 0.5], [0.5, 2.0]], [[3.0, 0.0], [0.0, 1.0]]], dtype=torch.float64)
+    found.log_normalizers_, found.weights_, found.background_weight_ = codes[0], codes.new_tensor([0.3, 0.7]), 0.0
+    z = codes[2:12]
+    difference = (land._by_paths(found, z) - land._dz(found, z)).abs()
+    assert difference.median() < 0.01
+    assert difference.max() < 0.1
+
+
+def set_by_hand(self, codes):
+    """In place of a fit, which takes ten seconds each and has tests of its own: components at codes."""
+    self.codes_, self.means_, self.n_features_in_ = codes, codes[: self.n_components], codes.shape[1]
+    self.precisions_ = self.metric.tensor(self.means_)
+    self.weights_ = codes.new_ones(self.n_components) / self.n_components
+    self.log_normalizers_, self.log_normalizer_se_ = codes.new_zeros(2, self.n_components)
+    self.background_weight_, self.n_iter_, self.converged_ = 0.0, 3, True
+    return self
+
+
+@pytest.mark.usefixtures("_offline")
+def test_experiment_from_end_to_end(tmp_path, monkeypatch):
+    """At small size: every density is judged on held-out codes, integrated and drawn, and its parameters saved."""
+    monkeypatch.setattr(LAND, "fit", set_by_hand)
+    report = land.run(tmp_path, TINY)
+    file = report.write(tmp_path)
+    assert file.stat().st_size > 0
+    assert (tmp_path / "land.png").stat().st_size > 10_000
+    numbers = report.numbers
+    names = {"volume", "paper", "dz 1", "dz 2"}
+    assert set(numbers["fits"]) == names
+    assert names <= set(numbers["held_out"])
+    for name, fit in numbers["fits"].items():
+        means, precisions = torch.tensor(fit["means"]), torch.tensor(fit["precisions"])
+        assert means.shape == (numbers["held_out"][name]["components"], 2)
+        assert (torch.linalg.eigvalsh(precisions) > 0).all()
+        assert sum(fit["weights"]) == pytest.approx(1)
+    # a Gaussian against itself gains nothing
+    assert numbers["held_out"]["gaussian 1"]["gain"] == 0
+    # both are mean differences of log-densities of the same codes
+    scores, same = numbers["held_out"], numbers["same_base"]["volume"]
+    assert same["gain"] == pytest.approx(scores["volume"]["dz"] - scores["gaussian over volume"]["dz"])

@@ -25,6 +25,7 @@ TINY = replace(
     num_samples=10,
     num_directions=8,
     num_points=100,
+    sign_rows=8,
 )
 
 

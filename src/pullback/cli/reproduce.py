@@ -7,7 +7,11 @@ options. Only the module that was asked for is imported.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -40,6 +44,7 @@ def reproduce(
     seed: int | None = None,
     seeds: int = 1,
     resume: bool = False,
+    jobs: int = 1,
 ) -> None:
     """Runs an experiment of Arvanitidis et al. 2022 and writes its figures, its numbers and its trained weights.
 
@@ -52,8 +57,12 @@ def reproduce(
         seed: of everything random; each experiment's own if not given.
         seeds: how many seeds in a row are run, each into out/seed-N; tables then have the spread over them.
         resume: whether to read reports that are there, of the same settings, instead of running again.
+        jobs: how many experiments run at once, each in a process of its own; their numbers are the same.
     """
     names = NAMES if experiment == "all" else (experiment,)
+    if jobs > 1:
+        _at_once(names, out, seeds, seed, resume, jobs)
+        resume = True
     reports = [_run(_module(name), out, seeds, seed, resume=resume) for name in names]
     if experiment == "all":
         from pullback.experiments.page import page
@@ -61,6 +70,27 @@ def reproduce(
         file = out / "report.html"
         file.write_text(page(reports), encoding="utf-8")
         print(f"wrote {file}")
+
+
+# From the longest, so that none of them is left for the end: CPU minutes in docs/reproduction.md.
+_ORDER: tuple[Name, ...] = ("toy", "identifiability", "mocap", "gaussian", "land")
+
+
+def _at_once(names: Sequence[Name], out: Path, seeds: int, seed: int | None, resume: bool, jobs: int) -> None:
+    """Runs each experiment with each seed in a process of its own, so many at a time, into the folder of the seed."""
+    first = 0 if seed is None else seed
+    numbers = range(first, first + seeds)
+    order = [name for name in _ORDER if name in names]
+    order += [name for name in names if name not in order]
+
+    def one(name: Name, number: int) -> None:
+        folder = out if seeds == 1 else out / f"seed-{number}"
+        command = [sys.executable, "-m", "pullback", "reproduce", name, "--out", str(folder), "--seed", str(number)]
+        subprocess.run([*command, "--resume"] if resume else command, check=True, stdout=subprocess.DEVNULL)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in [pool.submit(one, name, number) for name in order for number in numbers]:
+            done.result()
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -110,7 +140,7 @@ def _run(
 
 def _one(module: ModuleType, out: Path, settings, resume: bool) -> Report:
     """The report of one seed, written to `out`; with `resume`, the one that is there if its settings are these."""
-    from pullback.experiments.progress import never_silent
+    from pullback.experiments.progress import never_silent, say
     from pullback.experiments.report import Report
 
     file = out / f"{module.__name__.rpartition('.')[2].replace('_', '-')}.json"
@@ -118,8 +148,10 @@ def _one(module: ModuleType, out: Path, settings, resume: bool) -> Report:
         report = Report.read(file)
         if report.numbers["settings"] == json.loads(json.dumps(asdict(settings))):
             return report
+    clock, cpu = time.monotonic(), time.process_time()
     with never_silent():
         report = module.run(out, settings)
+    say(report.name, f"took {time.monotonic() - clock:.0f} s, {time.process_time() - cpu:.0f} s of them computing")
     report.write(out)
     return report
 
