@@ -80,10 +80,10 @@ def _at_once(names: Sequence[Name], out: Path, seeds: int, seed: int | None, res
     """Runs each experiment with each seed in a process of its own, so many at a time, into the folder of the seed."""
     first = 0 if seed is None else seed
     numbers = range(first, first + seeds)
-    order = [name for name in _ORDER if name in names]
+    order: list[str] = [name for name in _ORDER if name in names]
     order += [name for name in names if name not in order]
 
-    def one(name: Name, number: int) -> None:
+    def one(name: str, number: int) -> None:
         folder = out if seeds == 1 else out / f"seed-{number}"
         command = [sys.executable, "-m", "pullback", "reproduce", name, "--out", str(folder), "--seed", str(number)]
         subprocess.run([*command, "--resume"] if resume else command, check=True, stdout=subprocess.DEVNULL)
