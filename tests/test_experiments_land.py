@@ -94,20 +94,6 @@ def test_shares_are_masses_of_the_smallest_regions():
     torch.testing.assert_close(torch.from_numpy(land._shares(logp)), torch.tensor([[1.0, 0.4], [0.7, 0.9]]).double())
 
 
-@pytest.mark.parametrize("base", ["volume", "lebesgue"])
-def test_densities_along_paths_are_those_of_the_model(codes, base):
-    """Two routes to the logarithms: the momentum of the path, and its first velocity."""
-    metric = pb.FisherRaoMetric(curved)
-    found = LAND(metric, 2, base_measure=base, init=pb.Lattice.fit(metric, codes, num_nodes=400))
-    found.codes_, found.means_, found.n_features_in_ = codes, codes[:2], 2
-    found.precisions_ = torch.tensor([[[1.0, 0.5], [0.5, 2.0]], [[3.0, 0.0], [0.0, 1.0]]], dtype=torch.float64)
-    found.log_normalizers_, found.weights_, found.background_weight_ = codes[0], codes.new_tensor([0.3, 0.7]), 0.0
-    z = codes[2:12]
-    difference = (land._by_paths(found, z) - land._dz(found, z)).abs()
-    assert difference.median() < 0.01
-    assert difference.max() < 0.1
-
-
 def set_by_hand(self, codes):
     """In place of a fit, which takes ten seconds each and has tests of its own: components at codes."""
     self.codes_, self.means_, self.n_features_in_ = codes, codes[: self.n_components], codes.shape[1]
