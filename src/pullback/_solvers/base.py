@@ -20,12 +20,12 @@ class Status(enum.IntEnum):
     """How a curve ended; ``str(status)`` is a sentence."""
 
     CONVERGED = 0
-    UNRESOLVED = 1
-    MAX_STEPS = 2
-    STALLED = 3
-    NOT_FINITE = 4
-    BAD_END_POINT = 5
-    ABOVE_RTOL = 6
+    UNRESOLVED = enum.auto()
+    MAX_STEPS = enum.auto()
+    STALLED = enum.auto()
+    NOT_FINITE = enum.auto()
+    BAD_END_POINT = enum.auto()
+    ABOVE_RTOL = enum.auto()
 
     def __str__(self) -> str:
         return _SENTENCES[self]

@@ -60,7 +60,7 @@ class ChordEnergy(Objective):
     @classmethod
     def of(cls, metric: Metric, nodes: Tensor, chunk_bytes: int | None = None) -> ChordEnergy:
         """Finds out, at a few nodes, whether the metric has an embedding and how large it is."""
-        probe = Polyline(nodes[:4]).resample(9).flatten(0, 1)
+        probe = Polyline(nodes[:4]).resample(4).flatten(0, 1)
         with torch.no_grad():
             dual = metric.embed(probe)
         num_features = nodes.shape[-1] ** 2 if dual is None else dual[0].shape[-1]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pullback._solvers.base import Status
-from pullback._solvers.measure import Measurement
+from pullback._solvers.measure import FOURTH_ORDER, Measurement
 from pullback._solvers.newton import Descent
 from pullback._solvers.paths import Paths
 from pullback._solvers.plan import FINE_SEGMENTS, ROUGH_RTOL, Plan
@@ -16,14 +16,14 @@ from pullback._solvers.plan import FINE_SEGMENTS, ROUGH_RTOL, Plan
 _SINGLE_LEVEL = 30.0
 # Part of the last change that the finer of two levels still lacks where decoding is expensive and lengths are compared: twice
 # the fifteenth of theory (VAE).
-_EXPENSIVE_SHARE = 1 / 7
+_EXPENSIVE_SHARE = 2 * FOURTH_ORDER
 # Part of the excess of the energy over the square of the length that counts as an error of the length (rectified decoders).
 _UNEVEN_SHARE = 0.25
 # Factor by which the error must fall from level to level if a finer one is to pay, once it is below `accept` (toy problem).
 _WORTHWHILE = 3.0
 # Segments with which the path of a small decoder ends at least: its initial velocity is then right to half a per cent
 # (test_curve_is_the_known_geodesic_at_constant_speed).
-_LEAST_SEGMENTS = 32
+_LEAST_SEGMENTS = FINE_SEGMENTS // 2
 
 
 def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, expensive: bool) -> Tensor:
@@ -33,7 +33,7 @@ def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tens
     # path. Where decoding is expensive lengths are compared.
     last, now = (paths.length.square(), found.length.square()) if expensive else (paths.energy, found.energy)
     # Richardson: the finer level still misses 1/15 (order four) or 1/3 (order two) of the last change
-    theory = _EXPENSIVE_SHARE if expensive else 1 / 15
+    theory = _EXPENSIVE_SHARE if expensive else FOURTH_ORDER
     share = torch.where(worse, 1.0, torch.where(found.asymptotic, theory, 1 / 3))
     change = (share * (now - last).abs() / scale).nan_to_num(torch.inf)
     gap = (found.energy - descent.energy).abs() / scale

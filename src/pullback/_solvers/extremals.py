@@ -13,9 +13,10 @@ from pullback._solvers.base import Status
 from pullback._solvers.elements import DEGREE, ElementEnergy
 from pullback._solvers.mesh import SIZES, adapted, halved, moved, placed, uniform
 from pullback._solvers.newton import Minimizer
+from pullback._solvers.plan import COARSE_STEPS
 
 # Tails of the elements on which a path is first solved, and steps there (logarithms of the VAE, benchmarks/geodesics.py).
-_COARSE_TAIL, _MAX_STEPS = 5e-3, 60
+_COARSE_TAIL, _MAX_STEPS = 5e-3, 4 * COARSE_STEPS
 # Damping for paths as they come, and for curves that were solved on fewer elements.
 _FAR, _NEAR = 1e-3, 1e-8
 # Change of the energy on halves of the elements from which on a curve hops over a wall (test_logarithm).

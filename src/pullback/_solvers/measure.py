@@ -11,12 +11,16 @@ from pullback._numerics.spline import refine
 from pullback._solvers import elements
 from pullback._solvers.chords import ChordEnergy, lerp_nodes, total_energy, total_length
 from pullback._solvers.elements import ElementEnergy
+from pullback._solvers.objective import NOISE
+from pullback._solvers.plan import FINE_SEGMENTS
 
 # Ratios of the errors at T and 2T segments that count as the four of theory (VAE: between them all smooth paths, outside kinks).
 _LEAST_RATIO, _LARGEST_RATIO = 3.0, 5.0
 # Segments on which a curve in elements is measured at least, as thinner walls are stepped over; and up to which paths stay in
 # elements that do not fit them yet (VAE).
-ELEMENT_SEGMENTS = 32
+ELEMENT_SEGMENTS = FINE_SEGMENTS // 2
+# Part of the last change that the finer of two levels still lacks at order four, each with twice the segments.
+FOURTH_ORDER = 1 / (2**4 - 1)
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,14 @@ def romberg(coarse: Tensor, middle: Tensor, fine: Tensor, *, linear: bool = Fals
     change = fine - middle
     regular = change.abs() <= 0.35 * (middle - coarse).abs() + 1e-12 * fine.abs()
     irregular = fine + change.clamp_min(0) if linear else fine
-    value = torch.where(regular, second + (second - first) / 15, irregular)
+    value = torch.where(regular, second + (second - first) * FOURTH_ORDER, irregular)
     theory = regular & _asymptotic(coarse, middle, fine)
-    return value, torch.where(theory, (second - first).abs() / 15, change.abs())
+    return value, torch.where(theory, (second - first).abs() * FOURTH_ORDER, change.abs())
 
 
 def _asymptotic(coarse: Tensor, middle: Tensor, fine: Tensor) -> Tensor:
     first, second = (middle - coarse).abs(), (fine - middle).abs()
-    noise = 64 * torch.finfo(fine.dtype).eps * fine.abs()
+    noise = NOISE * torch.finfo(fine.dtype).eps * fine.abs()
     return (second <= noise) | ((first <= _LARGEST_RATIO * second) & (first >= _LEAST_RATIO * second))
 
 

@@ -16,7 +16,7 @@ from pullback._solvers.elements import DEGREE, split, table
 from pullback._typing import Float
 
 # Numbers of elements curves may have: few different ones, so that curves of a batch share them.
-SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
+SIZES = tuple(size * 2**k for k in range(7) for size in (2, 3))
 # Elements that one element may become: the fewest, however smooth it is, and the most (test_elements_go_where_a_curve_bends).
 _FEWEST, _MOST = 0.3, 8.0
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from pullback._numerics.rows import merge, put, take
 from pullback._numerics.tridiagonal import solve_tridiagonal
 from pullback._solvers.base import Status
-from pullback._solvers.objective import Expansion, Objective
+from pullback._solvers.objective import NOISE, Expansion, Objective
 from pullback._solvers.saddle import escape
 
 # Keeps directions the decoder ignores solvable, and slows no other (VAE with d = 8 in benchmarks/geodesics.py).
@@ -44,8 +44,8 @@ _FAST = 0.1
 _MIN_STEPS, _TO_COME = 8, 10.0
 # Rejected steps in a row after which a curve is stalled; the damping has then grown by 2^27.
 _PATIENCE = 6
-# Rounding of an energy, in units of the last place times the energy.
-_NOISE = 64
+# Damping that a descent begins with: between Gauss-Newton and the smoothest descent (toy problem and VAE).
+START_DAMPING = 0.1
 
 
 @dataclass
@@ -170,11 +170,11 @@ class Minimizer:
         free = accepted & (curves.damping <= 1.0)
         curves.hit_domain_edge = (curves.hit_domain_edge | ~torch.isfinite(ahead.energy)) & ~free
         curves.certified = curves.certified | ((last | flat) & curves.uses_hessian) | (leaving & ~accepted)
-        precise = curves.damping <= 1e-3 * _SLIGHT_DAMPING
+        precise = curves.damping <= _SLIGHT_DAMPING**2
         settled = flat & curves.certified & (precise | (not self.always_exact))
         converged = settled | (accepted & last)
         _record(curves, accepted, model.energy - ahead.energy)
-        left = torch.where(last | flat, remaining, 10 * predicted)
+        left = torch.where(last | flat, remaining, _TO_COME * predicted)
         curves.remaining = torch.where(accepted | flat, left, curves.remaining)
         curves = _moved(curves, trial, ahead, accepted, predicted, near | kept)
         curves.stale = torch.where(accepted, kept, curves.stale)
@@ -198,7 +198,7 @@ class Minimizer:
         first, enough = curves.predicted.isinf(), curves.rtol * model.energy
         rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
         tail = torch.where(first, 1.0, rate / (1 - rate).clamp_min(0.1))  # of a geometric series
-        quadratic = torch.minimum(tail, 10 * predicted / model.energy)
+        quadratic = torch.minimum(tail, _TO_COME * predicted / model.energy)
         newton = curves.uses_hessian & ~curves.stale & (curves.damping <= _SLIGHT_DAMPING)
         remaining = predicted * torch.where(newton, quadratic, tail)
         regular = (curves.damping <= 1.0) & (remaining <= enough)
@@ -214,7 +214,7 @@ class Minimizer:
 
 def _noise(model: Expansion) -> Tensor:
     """The rounding of energies."""
-    return _NOISE * torch.finfo(model.energy.dtype).eps * model.energy
+    return NOISE * torch.finfo(model.energy.dtype).eps * model.energy
 
 
 def _expand_trial(
@@ -286,7 +286,7 @@ def _record(curves: Descent, accepted: Tensor, decrease: Tensor) -> None:
 def _adapt(curves: Descent, accepted: Tensor, gain: Tensor) -> None:
     """Nielsen's rule for the damping."""
     shrink = (1 - (2 * gain - 1) ** 3).clamp(0.1, 1.0)
-    raised = (curves.damping * curves.growth).clamp_min(1e-3)
+    raised = (curves.damping * curves.growth).clamp_min(_SLIGHT_DAMPING)
     curves.damping = torch.where(accepted, (curves.damping * shrink).clamp_min(_LEAST_DAMPING), raised)
     curves.growth = torch.where(accepted, 4.0, curves.growth * 2)
     curves.indefinite = curves.indefinite & ~accepted
@@ -296,7 +296,7 @@ def _restart(curves: Descent, rows: Tensor) -> None:
     """Begins the descent anew for curves that left a saddle."""
     curves.predicted = torch.where(rows, torch.inf, curves.predicted)
     curves.progress = torch.where(rows, torch.inf, curves.progress)
-    curves.damping = torch.where(rows, 0.1, curves.damping)
+    curves.damping = torch.where(rows, START_DAMPING, curves.damping)
 
 
 def _status(curves: Descent, model: Expansion, converged: Tensor, stalled: Tensor) -> Tensor:

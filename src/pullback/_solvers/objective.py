@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+# Rounding of an energy, in units of the last place times the energy.
+NOISE = 64
+
 
 class NoEmbeddingError(ValueError):
     """An embedding found at some codes is missing at others: a parameter it takes for constant varies with the code."""

@@ -14,12 +14,12 @@ from pullback._numerics.spline import refine
 from pullback._solvers.base import Solution, Status
 from pullback._solvers.chords import ChordEnergy, lerp_nodes
 from pullback._solvers.measure import Measurement, measure_pieces
-from pullback._solvers.newton import Descent
-from pullback._solvers.plan import FINE_SEGMENTS, SUBSTEPS
+from pullback._solvers.newton import START_DAMPING, Descent
+from pullback._solvers.plan import FINE_SEGMENTS, START_SEGMENTS, SUBSTEPS
 
 # Excess of the energy of a path over the square of its length from which its speed is made even, and the points it takes (toy
 # problem). That is done on fine levels only: fewer segments are used by callers who want a coarse path.
-_UNEVEN, _EVEN_POINTS = 1e-2, 1024
+_UNEVEN, _EVEN_POINTS = 1e-2, 4 * START_SEGMENTS
 # Part of the time that goes by Euclidean length (toy problem).
 _EUCLIDEAN_SHARE = 3e-3
 
@@ -53,7 +53,7 @@ class Paths:
             nodes=nodes,
             points=nodes,
             is_spline=off,
-            damping=torch.full_like(unknown, 0.1),
+            damping=torch.full_like(unknown, START_DAMPING),
             energy=unknown,
             length=unknown.clone(),
             error=unknown.clone(),
@@ -117,7 +117,7 @@ def cut_pieces(chords: ChordEnergy, nodes: Tensor, num_segments: int) -> Tensor:
         return nodes.new_empty(0, num_segments + 1, nodes.shape[2])
     parts, spare = _piece_shares(chords, nodes, SUBSTEPS), num_segments - (nodes.shape[1] - 1)
     wanted = (num_segments * parts - 1).clamp_min(0)
-    ends = (spare * wanted.cumsum(-1) / wanted.sum(-1, keepdim=True).clamp_min(1e-9)).round().long()
+    ends = (spare * wanted.cumsum(-1) / wanted.sum(-1, keepdim=True).clamp_min(torch.finfo(wanted.dtype).tiny)).round().long()
     ends = ends + torch.arange(1, ends.shape[1] + 1, device=ends.device)  # every piece is kept, and some are cut
     ends[:, -1] = num_segments
     begins = torch.nn.functional.pad(ends[:, :-1], (1, 0))

@@ -17,7 +17,7 @@ _RTOL, ROUGH_RTOL = 1e-6, 1e-3
 _EXPENSIVE, _VERY_EXPENSIVE = 2**10, 2**12
 # Steps on the coarsest level, on other levels and, where finer ones would cost much, steps times nodes: a curve that takes
 # longer is better off with more segments (toy problem and VAE).
-_FIRST_STEPS, _COARSE_STEPS, _COARSE_NODES = 7, 15, 2560
+_FIRST_STEPS, COARSE_STEPS, _COARSE_NODES = 7, 15, 2560
 # The same where calls cost more than points: the few curves of a batch that need more steps take them on finer levels, together
 # with others (benchmarks/geodesics_gpu.py; a third less time than 7 and 15 at d = 2).
 _DEVICE_STEPS = (4, 3)
@@ -27,7 +27,7 @@ _FEW_DIMENSIONS = 4
 # as many segments, since fewer would forget which of two valleys it chose (toy problem).
 FINE_SEGMENTS = 64
 # Segments on which a start path from a graph is looked at, and pieces with which its walled regime begins (toy problem).
-START_SEGMENTS = 256
+START_SEGMENTS = 4 * FINE_SEGMENTS
 # Chords per piece in the walled regime, and per path (toy problem).
 SUBSTEPS, _WALLED_CHORDS = 8, 4096
 
@@ -115,14 +115,14 @@ class Plan:
         """Few steps on coarse levels, more of them where finer ones would cost much."""
         if self.is_finest(level):
             return self.max_steps
-        first, coarse = _DEVICE_STEPS if self.on_device else (_FIRST_STEPS, _COARSE_STEPS)
+        first, coarse = _DEVICE_STEPS if self.on_device else (_FIRST_STEPS, COARSE_STEPS)
         if self.expensive and not (self.use_elements or self.on_device):
             coarse = max(coarse, _COARSE_NODES // (level + 1))
         return min(first if level == self.min_segments else coarse, self.max_steps)
 
     def walled_steps(self, level: int) -> int:
         """Steps in the walled regime."""
-        return min((3 if self.is_finest(level) else 1) * _COARSE_STEPS, self.max_steps)
+        return min((3 if self.is_finest(level) else 1) * COARSE_STEPS, self.max_steps)
 
     @property
     def walled_segments(self) -> int:

@@ -54,6 +54,8 @@ _EUCLIDEAN = 1e-2
 _WALLED_SHARE = 0.25
 # Change of the energy on finer elements up to which they fit a path (VAE).
 _CLOSE = 0.1
+# By how much the energy of a level's path may be above that of the last (toy problem).
+_SLACK = 1e-4
 # Length of a path, in units of the rounding of decoded points, below which chords on a hundred segments are not known
 # to a per cent (float32).
 _ROUNDING = 1e4
@@ -122,7 +124,7 @@ class Refinement:
             some = ends[near]
             step, places = some[:, 1] - some[:, 0], (some[:, 0], some.mean(1), some[:, 1])
             first, middle, last = (self.chords.metric.norm(z, step) for z in places)
-            length = (first + 4 * middle + last) / 6
+            length = torch.lerp(middle, 0.5 * (first + last), 1 / 3)  # Simpson
             paths.length[near], paths.energy[near] = length, length.square()
             bend = (first - 2 * middle + last).abs() / length
             paths.error[near] = (bend + torch.finfo(ends.dtype).eps ** 0.5).nan_to_num(0.0) * (length > 0)
@@ -142,7 +144,7 @@ class Refinement:
         descent = self._minimum(self.chords, paths)
         found = measure_spline(self.chords, descent.nodes)
         blind = found.energy > _BLIND * descent.energy
-        worse = blind | ~(found.energy <= paths.energy * (1 + 1e-4 + found.error))
+        worse = blind | ~(found.energy <= paths.energy * (1 + _SLACK + found.error))
         error = spline_error(paths, descent, found, worse, self.plan.expensive)
         new = keep_better(paths, descent, found, worse, error, descent.nodes)
         new.status, done = judge(self.plan, new, paths, worse, found.asymptotic)
@@ -162,7 +164,7 @@ class Refinement:
         assert energy is not None
         descent = self._minimum(energy, paths, elements.equal_times(paths.nodes))
         found, change = measure_elements(energy, descent.nodes, descent.energy)
-        worse = ~((change <= _CLOSE) & (found.energy <= paths.energy * (1 + 1e-4 + change)))
+        worse = ~((change <= _CLOSE) & (found.energy <= paths.energy * (1 + _SLACK + change)))
         error = element_error(paths, descent, found, worse, change)
         new = keep_better(paths, descent, found, worse, error, elements.evened(descent.nodes))
         new.status, done = judge(self.plan, new, paths, worse)
@@ -190,7 +192,7 @@ class Refinement:
         found = measure_pieces(self.chords, descent.nodes, 2 * substeps)
         kept = measure_pieces(self.chords, paths.points, max(2, 2 * substeps * level // (paths.points.shape[1] - 1)))
         paths = replace(paths, energy=kept.energy, length=kept.length)
-        worse = ~(found.energy <= paths.energy * (1 + 1e-4))
+        worse = ~(found.energy <= paths.energy * (1 + _SLACK))
         error = piece_error(paths, descent, found, worse)
         new = keep_better(paths, descent, found, worse, error, descent.nodes, spline=False)
         new.status, done = judge(self.plan, new, paths, torch.zeros_like(worse))
