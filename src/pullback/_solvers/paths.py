@@ -117,7 +117,8 @@ def cut_pieces(chords: ChordEnergy, nodes: Tensor, num_segments: int) -> Tensor:
         return nodes.new_empty(0, num_segments + 1, nodes.shape[2])
     parts, spare = _piece_shares(chords, nodes, SUBSTEPS), num_segments - (nodes.shape[1] - 1)
     wanted = (num_segments * parts - 1).clamp_min(0)
-    ends = (spare * wanted.cumsum(-1) / wanted.sum(-1, keepdim=True).clamp_min(torch.finfo(wanted.dtype).tiny)).round().long()
+    total = wanted.sum(-1, keepdim=True).clamp_min(torch.finfo(wanted.dtype).tiny)
+    ends = (spare * wanted.cumsum(-1) / total).round().long()
     ends = ends + torch.arange(1, ends.shape[1] + 1, device=ends.device)  # every piece is kept, and some are cut
     ends[:, -1] = num_segments
     begins = torch.nn.functional.pad(ends[:, :-1], (1, 0))
