@@ -23,7 +23,7 @@ from pullback._metrics.base import Metric, codes_for
 from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback._typing import Array, Float
-from pullback.statistics._means import Balance
+from pullback.statistics._means import ACCEPT, Balance
 from pullback.statistics._paths import Paths
 from pullback.statistics._stars import star
 
@@ -35,16 +35,13 @@ _FIRST_RTOL = 1e-2
 # Standard deviations that a mean moves before its paths are solved anew.
 _FAR = 0.2
 # Residual at which the paths are resolved as well as `rtol` asks: coarse ones find the way to there. A choice.
-_NEAR = 3e-2
+_NEAR = 3e-3
 # Times that paths are solved anew.
 _MAX_FRESH = 6
 # Steps in which straight lines from candidates for the first mean are measured.
 _STEPS = 16
 # By how much the error of the logarithms may exceed the residual before the message says so.
 _MARGIN = 10.0
-# Error of the mean logarithm, in standard deviations, up to which a mean counts as found: what rectified decoders
-# allow.
-_ACCEPT = 1e-2
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -201,15 +198,16 @@ def _message(found: Balance, rtol: float, max_steps: int) -> str:
             f"{failed} of {len(found.labels)} paths from the mean did not converge; see pullback.geodesic at the mean "
             "for which, and pass init=, a solver, or fewer points"
         )
-    if noise > _ACCEPT:
+    if noise > ACCEPT:
         return (
             f"the logarithms at the mean are known only to {noise:.1g} standard deviations, as the finest paths do not "
             "resolve the geodesics; smooth the decoder's extrapolation, or leave out far points"
         )
     if noise > _MARGIN * rtol and residual <= _MARGIN * max(noise, rtol):
+        limit = "the decoder's kinks allow" if found.kinked.any() else "the finest paths tell"
         return (
-            f"converged, as far as the decoder's kinks allow: the logarithms balance to {residual:.1g} standard "
-            f"deviations and are known to {noise:.1g}"
+            f"converged, as far as {limit}: the logarithms balance to {residual:.1g} standard deviations and are known "
+            f"to {noise:.1g}"
         )
     if residual <= max(rtol, 8 * torch.finfo(found.centers.dtype).eps ** 0.5):
         return "converged"

@@ -17,6 +17,8 @@ _SUFFICIENT = 1e-4
 _LONGEST, _FAR = 0.5, 0.1
 # Halvings of a step before the mean counts as found as well as it can be.
 _HALVINGS = 8
+# Decrease that paths promise by themselves, relative to the variance, from which on they are to be solved anew. A choice.
+_LOST = 0.15
 # Error of the energy of a path over the error of its slope, which is that of `_stars.py`.
 _ENERGY = 0.01
 # Promised decrease, relative to the variance, from which on Hessians are exact; below the second the step just taken
@@ -24,6 +26,9 @@ _ENERGY = 0.01
 _NEAR, _LAST = 3e-2, 3e-7
 # Errors of logarithms are estimated with care, so those of their mean may be larger by this factor. A choice.
 _CAREFUL = 8.0
+# Error of the mean logarithm, in standard deviations, up to which a mean counts as found: what rectified decoders
+# allow.
+ACCEPT = 1e-2
 # Share of `rtol` below which what is left of the residual is nothing.
 _ENOUGH = 0.5
 # Rounds of refinement: one element becomes sixteen.
@@ -85,7 +90,10 @@ class Balance:
     @property
     def noise(self) -> Tensor:
         """What the errors of the logarithms may contribute to the residual, ``(k,)``."""
-        return _ratio(self._sum((self.share * self._errors()).square()).sqrt(), self.variance.sqrt())
+        return self._noise(self.expansion.error)
+
+    def _noise(self, error: Tensor) -> Tensor:
+        return _ratio(self._sum((self.share * self._lengths(error)).square()).sqrt(), self.variance.sqrt())
 
     @property
     def mostly_kinked(self) -> bool:
@@ -102,6 +110,8 @@ class Balance:
         Where the decoder has kinks, it ends where the error of the energy is larger.
         """
         while self.num_steps < max_steps:
+            # paths that promise so much have lost their geodesics
+            self.stuck |= self._mean(self.expansion.inner) > _LOST * self.variance
             moving = self._moving(rtol)
             if not moving.any():
                 break
@@ -110,15 +120,25 @@ class Balance:
     def refine(self, rtol: float, max_steps: int) -> None:
         """Resolves paths better until their errors matter no more, or better resolution does not help."""
         for _ in range(_MAX_REFINEMENTS):
-            count = self._sum(torch.ones_like(self.share))
-            limit = _CAREFUL * rtol * (self.variance / count).sqrt()
-            rows = (self.share * self._errors() > limit[self.labels]) & ~self.kinked
-            rows &= (self.noise > _CAREFUL * rtol)[self.labels]
-            finer = self.star.refined(rows.nonzero()[:, 0]) if rows.any() else None
-            if finer is None or self.num_steps >= max_steps:
+            finer = self._resolved(rtol)
+            if finer is self.star or self.num_steps >= max_steps:
                 break
             self.restart(finer)
             self.descend(rtol, max_steps)
+
+    def _resolved(self, rtol: float) -> Star:
+        """The paths in as many elements as their errors ask for, before they are solved in these."""
+        star, error, kinked = self.star, self.expansion.error, self.kinked
+        limit = _CAREFUL * rtol * (self.variance / self._sum(torch.ones_like(self.share))).sqrt()
+        for _ in range(_MAX_REFINEMENTS):
+            noise = self._noise(error)[self.labels]
+            rows = (self.share * self._lengths(error) > limit[self.labels]) & (noise > _CAREFUL * rtol)
+            rows &= ~kinked | (noise > ACCEPT)
+            finer = star.refined(rows.nonzero()[:, 0]) if rows.any() else None
+            if finer is None:
+                break
+            star, error, kinked = finer, finer.errors(), finer.kinked()
+        return star
 
     def restart(self, new: Star) -> None:
         """Goes on with other paths."""
@@ -205,9 +225,9 @@ class Balance:
         self.num_steps += 1
         self.centers = self.centers.index_copy(0, self.labels, new.centers)
 
-    def _errors(self) -> Tensor:
-        """Absolute errors of the logarithms, zero where there is no path."""
-        error = self.expansion.error.clamp_max(1.0) * self.expansion.energy.clamp_min(0).sqrt()
+    def _lengths(self, error: Tensor) -> Tensor:
+        """Relative errors of the logarithms as absolute ones, zero where there is no path."""
+        error = error.clamp_max(1.0) * self.expansion.energy.clamp_min(0).sqrt()
         return torch.where(self.share > 0, error, 0)
 
     def _sum(self, values: Tensor) -> Tensor:

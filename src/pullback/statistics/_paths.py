@@ -36,9 +36,9 @@ _MAX_STEPS = 300
 # Accuracy of paths where nothing else is asked for: what a rectified decoder can give.
 DEFAULT_RTOL = 1e-3
 
-# Paths of three digits where the decoder is smooth; where it has kinks, more segments mostly do not make them better.
-# And their error from which on they are solved again after all. A choice.
-_COARSE, ROUGH = GaussNewton(rtol=DEFAULT_RTOL, max_segments=16), 0.03
+# Segments of paths of three digits: where the decoder has kinks, more of them mostly do not make paths better. And the
+# error from which on paths are solved again after all. Choices.
+_SEGMENTS, ROUGH = 16, 0.03
 
 Starts = Start | Sequence[Start]
 
@@ -207,5 +207,5 @@ class Paths:
         if self.solver is not None:
             return self.solver
         if self.rtol >= DEFAULT_RTOL:
-            return _COARSE
+            return GaussNewton(rtol=self.rtol, max_segments=_SEGMENTS)
         return GaussNewton(rtol=max(0.1 * self.rtol, 1e-6))

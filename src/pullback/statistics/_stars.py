@@ -32,9 +32,9 @@ from pullback.statistics._paths import ROUGH, Paths
 _FIRST_MOST, _MOST = 4, 16
 # Relative error of a slope above which a path is not resolved at all, and may hop over what it does not see.
 _BLIND = 0.1
-# Elements half as long have an error that is smaller by this factor and more, unless the decoder has kinks. A choice
-# between 1, where halving does not help, and two to the power of their order.
-_SMOOTH = 4.0
+# Elements a quarter as long have an error that is smaller by this factor and more, unless the decoder has kinks: these
+# leave 1/16, by theory, and smooth decoders less than 1e-8 once they are resolved.
+_SMOOTH = 64.0
 # Relative error of a momentum over the square of the largest tail. A choice on the safe side.
 _CAREFUL = 100.0
 # Shares of its own Newton step that a path tries while it follows its center.
@@ -89,6 +89,10 @@ class Star(abc.ABC):
     def refined(self, rows: Tensor) -> Self | None:
         """Paths that are better resolved at `rows`; None if none can be."""
         return None
+
+    def errors(self) -> Tensor:
+        """Estimates of the relative errors of the slopes, ``(n,)``."""
+        return self.expand(exact=False).error
 
     def kinked(self) -> Tensor:
         """Which paths would not be known better if they were refined, ``(n,)``."""
@@ -266,8 +270,14 @@ class ElementStar(Star):
 
     def kinked(self) -> Tensor:
         with torch.no_grad(), unvalidated():
-            pairs = [(self._errors(g.nodes), self._errors(halved(g.nodes))) for g in self.groups]
-        return self._scatter([(fine > coarse / _SMOOTH) & (coarse < _BLIND) for coarse, fine in pairs])
+            pairs = [(self._errors(g.nodes), self._errors(halved(halved(g.nodes)))) for g in self.groups]
+        coarse, fine = (self._scatter(list(errors)) for errors in zip(*pairs, strict=True))
+        # what is known to rounding cannot be known better either, but has no kinks
+        return (fine > coarse / _SMOOTH) & (coarse < _BLIND) & (coarse > torch.finfo(coarse.dtype).eps)
+
+    def errors(self) -> Tensor:
+        with torch.no_grad(), unvalidated():
+            return self._scatter([self._errors(g.nodes) for g in self.groups])
 
     def moved(self, step: Tensor, share: Tensor) -> ElementStar:
         with torch.no_grad(), unvalidated():
