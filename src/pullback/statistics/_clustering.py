@@ -28,6 +28,10 @@ from pullback.statistics._stars import Star, star
 
 # Newton steps of the centers between two assignments. A choice: fewer would assign codes to centers still on the move.
 _STEPS_PER_ROUND = 2
+# Accuracy of the paths that tell which center is nearest over that of the centers. At 1e-2 instead of 1e-3 a path takes
+# half the time under a rectified decoder and two thirds under a smooth one, and its energy is off by 0.14 and 0.04 %
+# (30 codes of a convolutional decoder with d = 2 and of a VAE with d = 16).
+_COARSER = 10.0
 # Relative decrease of the inertia in a round without changes after which there is nothing left to gain: Newton's steps
 # square what is left, and kinks of a decoder allow no more.
 _STALE = 1e-4
@@ -134,7 +138,8 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
 
     def _run(self, codes: Tensor, source: torch.Generator) -> _Run:
         """Lloyd's iteration, with the paths to the centers carried along."""
-        paths = self._paths()
+        # paths are solved coarsely, and then again with their centers
+        paths = self._paths(_COARSER * self.rtol)
         centers, lower = self._first(codes, source)
         labels, lower = _assign(paths, codes, centers, lower)
         rays, rows = star(paths, centers[labels], codes), torch.arange(len(codes), device=codes.device)

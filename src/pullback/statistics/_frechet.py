@@ -36,6 +36,11 @@ _FIRST_RTOL = 1e-2
 _FAR = 0.2
 # Residual at which the paths are resolved as well as `rtol` asks: coarse ones find the way to there. A choice.
 _NEAR = 3e-3
+# Points whose mean is where that of more than twice as many is begun, and the residual up to which it is sought: their
+# means differ by more. Choices.
+_FEW, _ROUGHLY = 50, 3e-2
+# Share of `rtol` above which one more step is taken: Newton's method squares what is left.
+_LAST = 0.1
 # Times that paths are solved anew.
 _MAX_FRESH = 6
 # Steps in which straight lines from candidates for the first mean are measured.
@@ -124,6 +129,9 @@ def frechet_mean(
     some, share = points[used], share[used]
     mean = _first_mean(metric, some, share) if init_mean is None else _given_mean(init_mean, points)
     paths = Paths(metric, init, solver, _FIRST_RTOL)
+    if init_mean is None and len(some) > 2 * _FEW:
+        few = torch.linspace(0, len(some) - 1, _FEW, device=some.device).long()
+        mean = _approach(paths, some[few], share[few], mean.detach(), max_steps).centers[0]
     found = _solve(paths, some, share, mean.detach(), rtol, max_steps)
     logarithms, distances = torch.full_like(points, torch.nan), torch.full_like(points[:, 0], torch.nan)
     known = found.share > 0
@@ -144,15 +152,23 @@ def frechet_mean(
 
 
 def _solve(paths: Paths, points: Tensor, share: Tensor, mean: Tensor, rtol: float, max_steps: int) -> Balance:
+    found = _approach(paths, points, share, mean, max_steps, max(rtol, _NEAR))
+    found.refine(rtol, max_steps)
+    found.descend(rtol if found.residual <= _LAST * rtol else _LAST * rtol, max_steps)
+    return found
+
+
+def _approach(
+    paths: Paths, points: Tensor, share: Tensor, mean: Tensor, max_steps: int, rtol: float = _ROUGHLY
+) -> Balance:
+    """The mean with coarse paths, solved anew where the mean moved far."""
     labels = torch.zeros(len(points), dtype=torch.long, device=points.device)
     found = Balance.of(paths, star(paths, mean.expand_as(points), points), labels, share, mean[None])
     for _ in range(_MAX_FRESH):
-        found.descend(max(rtol, _NEAR), max_steps)
+        found.descend(rtol, max_steps)
         if not _freshen(paths, found, points, mean):
             break
         mean = found.centers[0]
-    found.refine(rtol, max_steps)
-    found.descend(rtol, max_steps)
     return found
 
 

@@ -84,7 +84,7 @@ class Paths:
         metric: the geometry.
         init: where each path starts, as in `pullback.geodesic`.
         solver: of shortest paths; None for one as accurate as `rtol`.
-        rtol: relative accuracy of logarithms and exponentials.
+        rtol: relative accuracy of paths and exponentials; of logarithms, if it is finer than the default.
         dtype: the precision in which the decoder works, if not that of the codes.
     """
 
@@ -114,10 +114,8 @@ class Paths:
             size = torch.linalg.vector_norm(v, dim=-1)
             return Logs(v, size, torch.zeros_like(size), torch.isfinite(size))
         pairs = zip(self.cast(a).split(_BATCH), self.cast(b).split(_BATCH), strict=True)
-        found = [
-            logarithm(self.metric, x, y, solver=self.path_solver(), init=self.init, rtol=self.rtol, check=False)
-            for x, y in pairs
-        ]
+        solver, rtol = self.path_solver(), min(self.rtol, DEFAULT_RTOL)
+        found = [logarithm(self.metric, x, y, solver=solver, init=self.init, rtol=rtol) for x, y in pairs]
         return Logs(
             torch.cat([f.velocity for f in found]).to(v),
             torch.cat([f.distance for f in found]).to(v),

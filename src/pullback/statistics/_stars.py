@@ -35,7 +35,8 @@ _BLIND = 0.1
 # Elements a quarter as long have an error that is smaller by this factor and more, unless the decoder has kinks: these
 # leave 1/16, by theory, and smooth decoders less than 1e-8 once they are resolved.
 _SMOOTH = 64.0
-# Relative error of a momentum over the square of the largest tail. A choice on the safe side.
+# Relative error of a momentum over the square of the largest tail: nine in ten are below 90 in coarse elements and
+# below 10 in fine ones (30 codes each of three trained decoders, d = 8 and 16).
 _CAREFUL = 100.0
 # Shares of its own Newton step that a path tries while it follows its center.
 _OWN_STEPS = (1.0, 0.25, 0.0)
@@ -280,14 +281,17 @@ class ElementStar(Star):
             return self._scatter([self._errors(g.nodes) for g in self.groups])
 
     def moved(self, step: Tensor, share: Tensor) -> ElementStar:
+        groups, busy = [], (step != 0).any(-1) | (share != 0)
         with torch.no_grad(), unvalidated():
-            return replace(self, groups=_joined([self._moved(g, step[g.rows], share[g.rows]) for g in self.groups]))
+            for g in self.groups:
+                moves = busy[g.rows]
+                groups += [g.take(~moves)] if not moves.all() else []
+                groups += [self._moved(g.take(moves), step[g.rows[moves]], share[g.rows[moves]])] if moves.any() else []
+        return replace(self, groups=_joined(groups))
 
     def _moved(self, group: Group, step: Tensor, share: Tensor) -> Group:
         """Each path follows its center, and takes what lowers its energy most of its own Newton step."""
         assert group.responses is not None
-        if not (step.any() or share.any()):
-            return group
         trials = [
             group.nodes + _respond([(W, part * share[:, None, None] * w) for W, w in group.responses], step)
             for part in _OWN_STEPS
