@@ -60,10 +60,18 @@ def _proteins() -> tuple[Tensor, str]:
     return torch.tensor(rows).float(), "ww"
 
 
+def _small_digits() -> tuple[Tensor, str]:
+    """1,797 images of all digits with 8 x 8 pixels from 0 to 1 (Alpaydin and Kaynak 1998), shape ``(1797, 64)``."""
+    from sklearn.datasets import load_digits
+
+    return torch.from_numpy(load_digits().data / 16).float(), "uci"
+
+
 FAMILIES = {
     "bernoulli": Family(1, lambda h: Bernoulli(logits=h[..., 0], validate_args=False), lambda: ones()),
     "digits": Family(1, lambda h: Bernoulli(logits=h[..., 0], validate_args=False), lambda: digits()),
     "normal": Family(2, lambda h: Normal(h[..., 0], 0.05 + nn.functional.softplus(h[..., 1] - 2)), lambda: ones()),
+    "small-digits": Family(2, lambda h: Normal(h[..., 0], 0.05 + nn.functional.softplus(h[..., 1] - 2)), _small_digits),
     "negative-binomial": Family(
         1, lambda h: NegativeBinomial(torch.tensor(2.0).to(h), logits=h[..., 0]), _counts, torch.log1p
     ),

@@ -306,7 +306,7 @@ class ElementStar(Star):
         stays = torch.ones_like(self.converged)
         stays[rows] = False
         kept = [g.take(stays[g.rows]) for g in self.groups]
-        groups = [*kept, *(Group(rows[g.rows], g.nodes) for g in other.groups)]
+        groups = [*kept, *(replace(g, rows=rows[g.rows]) for g in other.groups)]
         converged = self.converged.clone()
         converged[rows] = other.converged
         return ElementStar(self.elements, [g for g in groups if len(g.rows)], converged)
