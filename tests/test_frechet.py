@@ -154,3 +154,15 @@ def test_too_few_steps_are_named():
 def test_errors_name_the_fix(points, weights, sentence):
     with pytest.raises(ValueError, match=sentence):
         pb.statistics.frechet_mean(NORMAL.metric, points, weights)
+
+
+@pytest.mark.parametrize(("unit", "kinks"), [(torch.nn.Tanh, False), (torch.nn.ReLU, True)])
+def test_the_message_tells_kinks_from_what_is_not_resolved_yet(unit, kinks):
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 16), unit(), torch.nn.Linear(16, 20)).double()
+    metric = pb.FisherRaoMetric(lambda z: Normal(4 * network(z), 1.0))
+    found = pb.statistics.frechet_mean(metric, 2 * torch.randn(12, 3).double())
+    assert found.converged, found.message
+    assert ("kinks" in found.message) == kinks
+    if not kinks:
+        assert found.residual < 1e-6
