@@ -87,7 +87,8 @@ def section(report: Report) -> list[str]:
 
 def seeds(report: Report) -> str:
     """Says so if the numbers are those of a single seed."""
-    return "" if any(some.title.startswith("Over ") for some in report.tables) else " *Numbers of one seed.*"
+    many = any(some.title.startswith(("Over ", "Verdicts over ")) for some in report.tables)
+    return "" if many else " *Numbers of one seed.*"
 
 
 def found(out: Path, path: Path) -> Path:

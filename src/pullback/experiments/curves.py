@@ -198,6 +198,7 @@ def draw_teaser(settings: Settings) -> Figure:
     right.plot(*mean.T.numpy(), stddev.numpy(), color=PATH, linewidth=2.2)
     right.plot(*mean.T.numpy(), 0 * stddev.numpy(), color="black", linewidth=1.2, alpha=0.6)
     right.set(xlabel=r"$\mu_1$", ylabel=r"$\mu_2$", zlabel=r"$\sigma$", title="fixed curve in $\\mathcal{H}$")
+    right.set(xticks=(-1, 0, 1), yticks=(-0.5, 0, 0.5), zticks=(0, 0.1, 0.2))
     right.view_init(elev=22, azim=-60)
     return figure
 

@@ -22,6 +22,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import softplus
@@ -256,7 +257,8 @@ def _solve(panel: Panel, vae: GaussianVAE, codes: Tensor, settings: Settings) ->
 
 
 def _draw(panels: dict[Panel, Solved], settings: Settings) -> Figure:
-    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 6.8), sharex=True, sharey=True, layout="compressed")
+    layout = ConstrainedLayoutEngine(compress=True, hspace=0.08)
+    figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 7.0), sharex=True, sharey=True, layout=layout)
     for ax, (panel, solved) in zip(axes.flat, panels.items(), strict=True):
         bounds = _bounds(solved.codes)
         figures.latent(ax, solved.metric, solved.codes, resolution=settings.resolution, bounds=bounds)
