@@ -25,6 +25,7 @@ SOURCE = ROOT / "src" / "pullback"
 # Rooms to the left know nothing of rooms to the right. "pullback" is the package's own list of names.
 ORDER = [
     "_typing",
+    "_options",
     "_progress",
     "_numerics",
     "_autodiff",

@@ -30,6 +30,7 @@ from pullback._curves.steps import safe_sqrt, squared_steps
 from pullback._decoders.contract import as_codes, real_numbers
 from pullback._metrics.base import Metric, broadcast, check_metric
 from pullback._numerics import spline
+from pullback._options import check_options
 from pullback._typing import Array, Bool, Float
 
 Parameters = Tensor | np.ndarray | Sequence[float] | float
@@ -133,6 +134,7 @@ class _Interpolant(Curve):
             num_points: points of the result. By default as many as this curve has, and at least 129 to keep its shape.
             num_segments: steps of the arc length. By default at least 1024.
         """
+        check_options(least=2, num_points=num_points)
         count: int = num_points or max(self.points.shape[-2], 129)
         with torch.no_grad():
             steps = safe_sqrt(squared_steps(metric, _nodes(self, num_segments, at_least=1024))[0])
@@ -355,8 +357,7 @@ def _nodes(curve: Curve | Tensor, num_segments: int | None, at_least: int = 256)
     curve = Polyline(curve) if isinstance(curve, Tensor) else curve
     if num_segments is None:
         num_segments = 2 * curve.num_pieces * math.ceil(at_least / 2 / curve.num_pieces)
-    if num_segments < 1:
-        raise ValueError(f"num_segments must be at least 1; got {num_segments}.")
+    check_options(num_segments=num_segments)
     if isinstance(curve, _Interpolant) and num_segments == curve.num_pieces:
         return curve.points
     return curve.resample(num_segments + 1)

@@ -22,6 +22,7 @@ from pullback._decoders.support import Support
 from pullback._families.location_scale import UnitNormal
 from pullback._families.product import Product
 from pullback._families.rules import fisher
+from pullback._options import check_options
 from pullback._typing import Float
 
 _SLOPE = 3.0
@@ -63,6 +64,7 @@ class Extrapolated(nn.Module):
 
     def __init__(self, decoder: Decoder, support: Support, *, strength: float | None = None):
         super().__init__()
+        check_options(strength=strength)
         self.decoder = decoder
         self.support = support.matching(decoder)
         self.register_buffer("strength", self.support.scale.new_tensor(strength or 0.0))

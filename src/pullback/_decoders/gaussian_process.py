@@ -25,6 +25,7 @@ from torch.distributions import Normal
 
 from pullback._decoders.contract import as_codes
 from pullback._decoders.support import squared_distances
+from pullback._options import check_options
 from pullback._typing import Array, Codes, Float
 
 
@@ -70,10 +71,7 @@ class GPDecoder(nn.Module):
         super().__init__()
         codes, x = _checked(codes, x)
         for name, value in {"lengthscale": lengthscale, "signal": signal, "noise": noise}.items():
-            if not value > 0:
-                raise ValueError(
-                    f"{name} is {value}; it must be positive. GPDecoder.fit(codes, x) finds it from the data."
-                )
+            check_options(**{name: value})
             self.register_buffer(name, codes.new_tensor(value))
         self.noisy = noisy
         self.register_buffer("origin", codes.mean(0))
@@ -94,6 +92,7 @@ class GPDecoder(nn.Module):
         noisy: bool = True,
     ) -> Self:
         """The posterior with the hyperparameters of maximal marginal likelihood (L-BFGS in their logarithms)."""
+        check_options(max_iterations=max_iterations)
         codes, x = _checked(codes, x)
         z, y = (codes - codes.mean(0)).double(), (x - x.mean(0)).double()
         squares = squared_distances(z, z)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from pullback._decoders.support import Support
+from pullback._options import check_options
 from pullback._typing import Codes, Float
 
 
@@ -40,10 +41,9 @@ class RBFPrecision(nn.Module):
 
     def __init__(self, support: Support, num_features: int, *, scale: float = 1.0, ceiling: float = 100.0):
         super().__init__()
+        check_options(num_features=num_features, scale=scale)
         if not ceiling > 1:
-            raise ValueError(
-                f"ceiling is {ceiling}; it must be above 1, or the noise would not grow away from the data."
-            )
+            raise ValueError(f"ceiling is {ceiling}; it must be above 1, or noise would not grow away from the data.")
         self.support = support
         self.floor = 1 / ceiling
         overlap = self.bumps(support.centers).sum(-1).median()

@@ -13,6 +13,8 @@ compose: ``Extrapolated(Reweighted(decoder, support), support)``.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -64,6 +66,8 @@ class Reweighted(nn.Module):
                 f"Reweighted blends what is decoded, and would lose what {type(decoder).__name__} adds to it. Reweight "
                 f"first: {type(decoder).__name__}(Reweighted(decoder, support), ...)."
             )
+        if beta is not None and not math.isfinite(beta):
+            raise ValueError(f"beta must be a finite number, or None to take it from the support; got {beta}.")
         self.decoder = decoder
         self.support = support = support.matching(decoder)
         self.target = target

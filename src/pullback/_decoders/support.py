@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from pullback._decoders.contract import as_codes
 from pullback._decoders.networks import reference
+from pullback._options import check_options
 from pullback._typing import Array, Bool, Float
 
 _MAX_CENTERS = 512
@@ -88,6 +89,9 @@ class Support(nn.Module):
             quantile: the share of the codes that lie inside the `edge` of the support.
             random_state: seed of k-means.
         """
+        check_options(scale=scale)
+        if not 0 < quantile <= 1:
+            raise ValueError(f"quantile is a share of the codes, above 0 and at most 1; got {quantile}.")
         codes = as_codes(codes).detach()
         _check_codes(codes)
         num_distinct = len(np.unique(codes.cpu().numpy(), axis=0))

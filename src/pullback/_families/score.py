@@ -37,6 +37,7 @@ from pullback._autodiff.torch_internals import (
 from pullback._families.information import Information
 from pullback._families.missing import MissingRuleError
 from pullback._numerics.random import RandomState, as_seed
+from pullback._options import check_options
 
 
 def score_information(p: Distribution, *, num_samples: int = 1000, random_state: RandomState = 0) -> Information:
@@ -62,6 +63,7 @@ def score_information(p: Distribution, *, num_samples: int = 1000, random_state:
     >>> bool((info.matrix[0, 0] - 1 / 4).abs() < 0.02)
     True
     """
+    check_options(num_samples=num_samples)
     held, seed = _Held.of(p), as_seed(random_state)
 
     def root(eta: Tensor, u: Tensor) -> Tensor:

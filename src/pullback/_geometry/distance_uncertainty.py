@@ -22,6 +22,7 @@ from pullback._geometry.distance import distance
 from pullback._geometry.geodesic import geodesic
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._numerics.random import as_generator
+from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Solver
 from pullback._typing import Array, Float
@@ -90,6 +91,7 @@ def distance_uncertainty(
         >>> pb.distance_uncertainty(metric, a, b, cov_a=0.01 * torch.ones(2))
         DistanceUncertainty(10 ± 0.2)
     """
+    check_options(least=2, num_samples=num_samples)
     a, b = (z.detach() for z in broadcast(*codes_for(metric, a, b)))
     shape = a.shape
     roots = [_root(cov, shape, a) for cov in (cov_a, cov_b)]

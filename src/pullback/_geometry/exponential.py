@@ -19,6 +19,7 @@ from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._metrics.connection import differentiable, geodesic_field
 from pullback._numerics.ode import DenseOutput, Flow, Outcome, integrate
+from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Status
 from pullback._typing import Array, Bool, Float, Int
@@ -264,6 +265,7 @@ def _integrate(
     alpha: float,
     dense: bool,
 ) -> Flow:
+    check_options(rtol=rtol, atol=atol, max_steps=max_steps)
     least = _ROUNDING * torch.finfo(z.dtype).eps
     relative = max(_RTOL.get(z.dtype, _KINKED_RTOL) if rtol is None else rtol, least)
     absolute = relative if atol is None else max(atol, least)
@@ -278,10 +280,8 @@ def _integrate(
 
 
 def _time(t: float) -> float:
-    if np.ndim(t):
-        raise ValueError(
-            f"t is one number; got shape {np.shape(t)}. For many times use pullback.exponential(metric, z, v)(t)."
-        )
+    if np.ndim(t) or not np.isfinite(t):
+        raise ValueError(f"t is one finite number; got {t}. For many times use pullback.exponential(metric, z, v)(t).")
     return t
 
 

@@ -132,11 +132,15 @@ def geodesic(
     (tensor(0.9803), tensor([0.5000, 1.0607]))
     """
     start, stop, batch = _pairs(metric, a, b)
-    solver = GaussNewton() if solver is None else solver
+    solver = solver_or_default(solver)
     inits = list(init) if isinstance(init, Sequence) else [init]
+    if not inits:
+        raise ValueError("init is an empty list of starts. Leave it out to start from straight lines.")
     solutions = [solver.solve(metric, _start_nodes(metric, start, stop, choice)) for choice in inits]
     best = _best(solutions)
     support = metric.support if support is None else support
+    if not isinstance(support, Support | None):
+        raise TypeError(f"support must be made by pullback.Support.fit(codes); got {type(support).__name__}.")
     leaves = None if support is None else _leaves(support, best.nodes).reshape(batch)
     straight = None if best.straight is None else best.straight.reshape(batch)
     curve = PiecewiseCubic.mixed(best.nodes.reshape(*batch, *best.nodes.shape[1:]), straight)
@@ -144,6 +148,14 @@ def geodesic(
     values: dict[str, Any] = {name: getattr(best, name).reshape(batch) for name in names}
     work: dict[str, Any] = {"num_calls": best.num_calls, "num_decoded": best.num_decoded}
     return Geodesic(curve=curve, leaves_support=leaves, **values, **work)
+
+
+def solver_or_default(solver: Solver | None) -> Solver:
+    """The solver that was given, or the default one; anything else gets a sentence."""
+    if not isinstance(solver, Solver | None):
+        what = solver.__name__ if isinstance(solver, type) else repr(solver)
+        raise TypeError(f"solver must be an object such as pullback.GaussNewton(rtol=1e-4); got {what}.")
+    return GaussNewton() if solver is None else solver
 
 
 def _sentence(code: Status, leaves: bool) -> str:
@@ -169,6 +181,11 @@ def _start_nodes(metric: Metric, a: Tensor, b: Tensor, init: Start) -> Tensor:
         return torch.stack([a, b], 1)
     if isinstance(init, Graph):
         return _better_start(metric, init.paths(a, b, _START_POINTS))
+    if not isinstance(init, Curve | Tensor | np.ndarray | list | tuple):
+        raise TypeError(
+            "init is None, a fitted pullback.Lattice or CodeGraph, a curve, its points (*batch, n, d), or a list of "
+            f"such starts; got {init!r}."
+        )
     points = init.resample(_START_POINTS) if isinstance(init, Curve) else as_codes(init, a)
     if points.ndim < 2 or points.shape[-2] < 2:
         raise ValueError(

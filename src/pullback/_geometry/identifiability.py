@@ -19,6 +19,7 @@ from pullback._decoders.contract import as_codes
 from pullback._geometry.geodesic import geodesic
 from pullback._metrics.base import Metric, codes_for
 from pullback._numerics.random import as_generator
+from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback._starts.code_graph import CodeGraph
@@ -103,9 +104,11 @@ def identifiability(
         >>> pb.identifiability(None, [z, 3 * z], pairs=pairs).variation.round(decimals=3)
         tensor([0.7070, 0.7070])
     """
+    check_options(num_pairs=num_pairs)
     codes = _checked(metrics, codes)
     if pairs is None:
         pairs = _random_pairs(len(codes[0]), num_pairs, as_generator(random_state))
+    pairs = _pairs(pairs, len(codes[0]))
     ends = [(z[pairs[:, 0]], z[pairs[:, 1]]) for z in codes]
     if metrics is None:
         distances = torch.stack([(b - a).norm(dim=-1) for a, b in ends])
@@ -138,6 +141,13 @@ def _checked(metrics: Sequence[Metric] | None, codes: Sequence[Tensor | Array]) 
     if metrics is None:
         return found
     return [codes_for(metric, z)[0] for metric, z in zip(metrics, found, strict=True)]
+
+
+def _pairs(pairs: Tensor, n: int) -> Tensor:
+    pairs = torch.as_tensor(pairs)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs) or not bool(((pairs >= 0) & (pairs < n)).all()):
+        raise ValueError(f"pairs are numbers of observations below {n}, of shape (P, 2); got {tuple(pairs.shape)}.")
+    return pairs
 
 
 def _random_pairs(n: int, num_pairs: int, generator: torch.Generator) -> Tensor:

@@ -34,6 +34,7 @@ from pullback._geometry.exponential import arrivals
 from pullback._geometry.geodesic import Geodesic, Start, geodesic
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import filtered_inverse
+from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Solver
 from pullback._solvers.chords import ChordEnergy
@@ -185,6 +186,7 @@ def logarithm(
         >>> found.velocity.round(decimals=3), found.messages.item()
         (tensor([0.0000, 0.6930]), 'converged')
     """
+    check_options(rtol=rtol)
     a, b = codes_for(metric, a, b)
     path = geodesic(metric, a, b, solver=solver, init=init)
     batch, d = path.length.shape, path.end.shape[-1]

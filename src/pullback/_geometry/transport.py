@@ -32,6 +32,7 @@ from pullback._curves.curve import Curve, curve_for
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import connection
+from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError
 from pullback._typing import Array, Float
@@ -90,6 +91,7 @@ def parallel_transport(
         >>> pb.parallel_transport(metric, up, torch.tensor([1.0, 0.0]))
         tensor([2.0000, 0.0000])
     """
+    check_options(rtol=rtol, max_segments=max_segments)
     curve = curve_for(metric, getattr(curve, "curve", curve))
     (v,) = codes_for(metric, v)
     if v.ndim == 0 or v.shape[-1] != curve.begin.shape[-1]:

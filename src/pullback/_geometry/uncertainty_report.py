@@ -19,6 +19,7 @@ from pullback._decoders.prior import WithPrior
 from pullback._decoders.support import Support
 from pullback._geometry.geodesic import Geodesic, geodesic
 from pullback._metrics.fisher_rao import FisherRaoMetric
+from pullback._options import check_options
 from pullback._progress import progress
 from pullback._starts.code_graph import CodeGraph
 from pullback._typing import Array, Float
@@ -172,6 +173,7 @@ def uncertainty_report(
         >>> pb.uncertainty_report(decoder, codes, num_pairs=2).num_unused
         1
     """
+    check_options(num_points=num_points, num_pairs=num_pairs)
     codes = as_codes(codes, decoder, a_set=True)
     if support is None:
         own = getattr(decoder, "support", None)

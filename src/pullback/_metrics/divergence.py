@@ -19,6 +19,7 @@ from pullback._decoders.contract import Decoder, check_finite, observe
 from pullback._decoders.pullback import total
 from pullback._families.divergences import Divergence, Function, symmetrized_kl
 from pullback._metrics.base import Metric, per_code
+from pullback._options import check_options
 from pullback._typing import Codes, Float
 
 Step = Callable[[Tensor], Tensor]
@@ -70,6 +71,7 @@ class OneSidedDifference:
     differentiable = False
 
     def __call__(self, step: Step, z: Tensor, *, functional: bool = True) -> Tensor:
+        check_options(eps=self.eps)
         eps = self.eps or torch.finfo(z.dtype).eps ** (1 / 3)
         return _system(lambda v: step(z + v), z, eps)
 
@@ -94,6 +96,7 @@ class CentralDifference:
     differentiable = False
 
     def __call__(self, step: Step, z: Tensor, *, functional: bool = True) -> Tensor:
+        check_options(eps=self.eps)
         eps = self.eps or torch.finfo(z.dtype).eps ** (1 / 4)
         return _system(lambda v: 0.5 * (step(z + v) + step(z - v)), z, eps)
 
@@ -136,6 +139,10 @@ class DivergenceMetric(Metric):
     decoder: Decoder
     divergence: Divergence | Function = symmetrized_kl
     method: Hessian | CentralDifference | OneSidedDifference = Hessian()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Hessian | CentralDifference | OneSidedDifference):
+            raise TypeError(f"method must be pullback.divergences.Hessian() or one of its kind; got {self.method!r}.")
 
     @per_code
     def tensor(self, z: Codes) -> Float[Tensor, "*batch d d"]:

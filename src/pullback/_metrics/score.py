@@ -16,6 +16,7 @@ from pullback._families.product import Product
 from pullback._families.score import fixed_noise, unbiased_weight
 from pullback._metrics.base import Metric, per_code
 from pullback._numerics.random import RandomState, as_seed
+from pullback._options import check_options
 from pullback._typing import Codes, Float
 
 _AT_ONCE = 2**22  # numbers sampled at once: what bounds the memory
@@ -54,6 +55,7 @@ class ScoreMetric(Metric):
     random_state: RandomState = 0
 
     def __post_init__(self) -> None:
+        check_options(num_samples=self.num_samples)
         object.__setattr__(self, "random_state", as_seed(self.random_state))
 
     @per_code

@@ -12,6 +12,7 @@ from scipy.spatial import KDTree
 from torch import Tensor
 
 from pullback._metrics.base import Metric
+from pullback._options import check_options
 from pullback._progress import progress
 from pullback._starts.graph import Graph, break_ties, check_codes, edge_lengths, nearest, symmetric
 from pullback._typing import Array, Float
@@ -56,6 +57,8 @@ class CodeGraph(Graph):
             max_nodes: of more codes than this, a random sample is taken.
             random_state: seed of the sample.
         """
+        check_options(num_neighbors=num_neighbors)
+        check_options(least=2, max_nodes=max_nodes)
         nodes = _sample(check_codes(metric, codes), max_nodes, random_state)
         positions = nodes.cpu().double().numpy()
         edges = _connect(positions, _neighbors(positions, num_neighbors))

@@ -26,6 +26,7 @@ from torch import Tensor
 from pullback._curves.steps import MAX_DECODED, Marks, safe_sqrt
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric
+from pullback._options import check_options
 from pullback._progress import progress
 from pullback._starts.graph import Graph, break_ties, check_codes, symmetric
 from pullback._typing import Array, Float
@@ -88,6 +89,9 @@ class Lattice(Graph):
                 lost. A metric with an embedding decodes 9 codes a node in the plane and 43 in space.
             margin: how far the grid reaches beyond the codes, as a share of their largest extent.
         """
+        check_options(least=2, num_nodes=num_nodes)
+        if not margin >= 0:
+            raise ValueError(f"margin must not be negative; got {margin}.")
         codes = check_codes(metric, codes)
         d = codes.shape[1]
         if d not in _SHAPES:

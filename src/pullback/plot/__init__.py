@@ -22,6 +22,7 @@ from torch import Tensor
 from pullback._curves.curve import Curve
 from pullback._decoders.contract import as_codes, decode
 from pullback._metrics.base import Metric, check_metric
+from pullback._options import check_options
 from pullback._typing import Codes
 from pullback.plot._contributions import contributions
 from pullback.plot._geometry import ClusterPlot, clusters, density, exponential_grid, fan, indicatrices
@@ -91,6 +92,9 @@ def latent(
         ax: matplotlib axes; new ones by default.
     """
     check_metric(metric)
+    check_options(least=2, resolution=resolution)
+    if not 0 <= clip < 0.5:
+        raise ValueError(f"clip is a share at each end, at least 0 and below ½; got {clip}.")
     codes = None if codes is None else finite(as_codes(codes, metric, a_set=True))
     ax = ax or plt.subplots(layout="compressed")[1]
     plane = None if codes is None or codes.shape[-1] == 2 else Plane.of(metric, codes, axes)
@@ -124,6 +128,7 @@ def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style
         **style: passed to `matplotlib.axes.Axes.plot`.
     """
     ax = ax or plt.subplots(layout="compressed")[1]
+    check_options(least=2, num_points=num_points)
     points, plane = _points(curves, num_points).detach().cpu(), shown(ax)
     points = points if plane is None or points.shape[-1] == 2 else plane.project(points)
     if points.ndim < 2 or points.shape[-1] != 2 or not points.numel():

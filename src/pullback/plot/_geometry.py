@@ -17,6 +17,7 @@ from torch import Tensor
 from pullback._decoders.contract import as_codes, real_numbers
 from pullback._geometry.exponential import exponential
 from pullback._metrics.base import Metric, codes_for
+from pullback._options import check_options
 from pullback._typing import Codes
 from pullback.plot._raster import Bounds, evaluate, extent, grid
 
@@ -55,6 +56,7 @@ def fan(
         ax: matplotlib axes; new ones by default.
         **style: passed to `matplotlib.axes.Axes.plot`.
     """
+    check_options(length=length, num_directions=num_directions, num_points=num_points)
     (z,) = codes_for(metric, z)
     angle = 2 * torch.pi * torch.arange(num_directions, dtype=torch.float64) / num_directions
     v = length * _orthonormal(metric, z, torch.stack([angle.cos(), angle.sin()], -1))
@@ -85,6 +87,7 @@ def exponential_grid(
         ax: matplotlib axes; new ones by default.
         **style: as for `fan`.
     """
+    check_options(length=length, num_lines=num_lines, num_points=num_points)
     (z,) = codes_for(metric, z)
     across, along = (torch.linspace(-length, length, n, dtype=torch.float64) for n in (num_lines, num_points))
     square = torch.stack(torch.meshgrid(across, along, indexing="ij"), -1)
@@ -115,6 +118,7 @@ def indicatrices(
         ax: matplotlib axes; new ones by default.
         **style: passed to `matplotlib.collections.PolyCollection`.
     """
+    check_options(resolution=resolution, radius=radius)
     (like,) = codes_for(metric, torch.zeros(1, 2, dtype=torch.float64))
     points = None if points is None else as_codes(points, like)
     left, right, bottom, top = bounds or extent(points)

@@ -17,7 +17,7 @@ from torch import Tensor
 from pullback._geometry.geodesic import geodesic
 from pullback._geometry.pairwise.plan import Block, Plan
 from pullback._metrics.base import Metric
-from pullback._solvers.base import Solver, Status
+from pullback._solvers.base import Solver, Status, converged
 from pullback._starts.code_graph import CodeGraph
 from pullback._starts.graph import Graph
 
@@ -45,12 +45,18 @@ class Job:
     init: Starts
     batch_size: int
 
+    def __post_init__(self) -> None:
+        starts = self.init if isinstance(self.init, (list, tuple)) else [self.init]
+        if not all(isinstance(start, Graph | None) for start in starts):
+            raise TypeError("init must be None, a fitted graph, or a list of them: a curve would fit one pair only.")
+
     def solve(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
         """Distances of the block's pairs, NaN where no path was found, and the `Status` of each."""
         i, j = (torch.from_numpy(numbers).to(self.first.device) for numbers in self.plan.pairs(block))
         a, b = self.first[i], self.second[j]
         with _one_thread(a.device):
             length, status = self._paths(a, b, self.init)
+            status[converged(status)] = Status.CONVERGED
             again = ((status != Status.CONVERGED) & (status != Status.BAD_END_POINT)).nonzero()[:, 0]
             if len(again) and self._graph is not None:
                 length[again], status[again] = self._paths(a[again], b[again], [None, self._graph])

@@ -10,14 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from pullback._geometry.geodesic import solver_or_default
 from pullback._geometry.pairwise.job import Job, Starts
 from pullback._geometry.pairwise.manifest import manifest
 from pullback._geometry.pairwise.plan import MatrixPlan
 from pullback._geometry.pairwise.run import Engine, run
 from pullback._geometry.pairwise.store import DistanceStore, clean, open_writer, unfinished
 from pullback._metrics.base import Metric, codes_for
+from pullback._options import check_options
 from pullback._solvers.base import ConvergenceError, Solver
-from pullback._solvers.gauss_newton import GaussNewton
 from pullback._typing import Array, Float
 
 # Pairs solved together, by the kind of device. On a core 64 take 23 ms per pair and 256 take 10
@@ -96,15 +97,16 @@ def pairwise_distances(
                 [5.0000, 0.0000, 3.6056],
                 [2.0000, 3.6056, 0.0000]], dtype=torch.float64)
     """
-    _check(shard, out, errors)
+    check_options(block_size=block_size, batch_size=batch_size)
+    _check(shard, out)
     Z, Y = (codes_for(metric, Z, a_set=True)[0], None) if Y is None else codes_for(metric, Z, Y, a_set=True)
     kind = Z.device.type
     first, second = Z.detach(), (Z if Y is None else Y).detach()
     size = default_block_size(max(len(first), len(second)), kind) if block_size is None else block_size
     plan = MatrixPlan(len(first), len(second), size, symmetric=Y is None)
     batch_size = batch_size or BATCH.get(kind, BATCH["cuda"])
-    job = Job(metric, first, second, plan, solver or GaussNewton(), init, batch_size)
-    engine = Engine(n_jobs, client, [str(device) for device in devices] if devices else None)
+    job = Job(metric, first, second, plan, solver_or_default(solver), init, batch_size)
+    engine = Engine(n_jobs, client, devices and [str(device) for device in devices])
     blocks = list(job.plan.blocks())
     if out is None:
         _check_memory(job)
@@ -139,9 +141,7 @@ def default_block_size(num_codes: int, device_type: str) -> int:
     return min(max(wanted, least), _LARGEST_BLOCK)
 
 
-def _check(shard: tuple[int, int] | None, out: object, errors: str) -> None:
-    if errors not in ("nan", "raise"):
-        raise ValueError(f'errors must be "nan" or "raise"; got {errors!r}.')
+def _check(shard: tuple[int, int] | None, out: object) -> None:
     if shard is None:
         return
     if out is None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from pullback._curves.steps import MAX_DECODED, safe_sqrt, squared_steps
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.certificate import lower_bounds
+from pullback._geometry.geodesic import solver_or_default
 from pullback._geometry.pairwise.bounds import nearest_in_position, positions
 from pullback._geometry.pairwise.connectivities import fuzzy_union
 from pullback._geometry.pairwise.job import Job, Starts
@@ -32,8 +33,8 @@ from pullback._geometry.pairwise.plan import ListPlan
 from pullback._geometry.pairwise.run import Engine, run
 from pullback._geometry.pairwise.store import DistanceStore, clean, open_writer, unfinished
 from pullback._metrics.base import Metric, codes_for
+from pullback._options import check_options
 from pullback._solvers.base import Solver
-from pullback._solvers.gauss_newton import GaussNewton
 from pullback._typing import Array, Float
 
 # Candidates per neighbor asked for. With 4, all rows of 5,000 codes were certified, in 2 and 10 dimensions
@@ -144,16 +145,17 @@ def neighbors(
         >>> found.distances.toarray().round(6).tolist(), found.certified.all().item()
         ([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 2.0, 0.0]], True)
     """
+    check_options(k=k, max_candidates=max_candidates, batch_size=batch_size)
     own = queries is None
     Z, asked = codes_for(metric, Z, Z if queries is None else queries, a_set=True)
     if not 1 <= k <= len(Z) - own:
         raise ValueError(f"k={k} must be between 1 and {len(Z) - own}, the number of codes that may be neighbors.")
     most = min(len(Z) - own, max_candidates or _CANDIDATES * k)
     candidates = _candidates(metric, asked.detach(), Z.detach(), k, max(k, most), own)
-    engine = Engine(n_jobs, client, [str(device) for device in devices] if devices else None)
+    engine = Engine(n_jobs, client, devices and [str(device) for device in devices])
     batch = batch_size or BATCH.get(Z.device.type, BATCH["cuda"])
     nothing = ListPlan(np.zeros(0, int), np.zeros(0, int), _BLOCK)
-    job = Job(metric, asked.detach(), Z.detach(), nothing, solver or GaussNewton(), init, batch)
+    job = Job(metric, asked.detach(), Z.detach(), nothing, solver_or_default(solver), init, batch)
     return _Search(job, engine, candidates, k, None if out is None else Path(out), errors).run()
 
 

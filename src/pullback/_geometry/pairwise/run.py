@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from pullback._geometry.pairwise.engines import Solved, in_pool, in_process, on_
 from pullback._geometry.pairwise.job import Job
 from pullback._geometry.pairwise.plan import Block
 from pullback._geometry.pairwise.store import BlockWriter
+from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Status
 
@@ -58,6 +60,16 @@ class Engine:
     client: Any = None
     devices: Sequence[str] | None = None
 
+    def __post_init__(self) -> None:
+        given = [name for name in ("client", "devices") if getattr(self, name) is not None]
+        if len(given) == 2 or (self.client is not None and self.n_jobs is not None):
+            raise ValueError("Give one of client=, devices= and n_jobs=; n_jobs also goes with devices.")
+        if self.n_jobs != -1:
+            check_options(n_jobs=self.n_jobs)
+        known = [device for device in self.devices or () if re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", device)]
+        if self.devices is not None and (not known or len(known) < len(self.devices)):
+            raise ValueError(f'devices are names such as ["cuda:0", "cuda:1"], at least one; got {self.devices}.')
+
     def solve(self, job: Job, blocks: Sequence[Block], writer: BlockWriter | None) -> Iterator[Solved]:
         """Yields the blocks as they are finished."""
         if self.client is not None:
@@ -94,6 +106,8 @@ def run(
     Raises:
         ConvergenceError: with ``errors="raise"``, at the first block with a failed pair.
     """
+    if errors not in ("nan", "raise"):
+        raise ValueError(f'errors must be "nan" or "raise"; got {errors!r}.')
     dtype = job.first.new_zeros(0).cpu().numpy().dtype
     result = None if writer is not None else np.full(job.plan.shape, np.nan, dtype)
     failures: list[tuple[int, int, str]] = []
