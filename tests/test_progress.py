@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Normal
 
 import pullback as pb
@@ -46,6 +48,74 @@ def tasks(screen: Terminal) -> list[str]:
 def run_a_task() -> None:
     metric = pb.FisherRaoMetric(lambda z: Normal(z.sinh(), 1.0))
     pb.statistics.frechet_mean(metric, torch.tensor([[0.0], [1.0], [0.2]], dtype=torch.float64))
+
+
+def decoder(z: Tensor) -> Normal:
+    return Normal(torch.cat([z.sinh(), (z[:, :1] * z[:, 1:]).cos()], -1), 1.0)
+
+
+METRIC = pb.FisherRaoMetric(decoder)
+CODES = torch.randn(12, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+A, B = CODES[:2]
+ST = pb.statistics
+LINE = torch.stack([A, B])
+PATH, GRAPH = pb.geodesic(METRIC, A, B), pb.CodeGraph.fit(METRIC, CODES)
+
+# Every public function that may take long: the bar it shows, and a call of it. What it does besides is silent.
+LONG: dict[str, tuple[str, Callable[[], object]]] = {
+    "geodesic": ("geodesics", lambda: pb.geodesic(METRIC, A, CODES[1:])),
+    "several starts": ("geodesics", lambda: pb.geodesic(METRIC, A, B, init=[None, LINE])),
+    "distance": ("distances", lambda: pb.distance(METRIC, A, CODES[1:])),
+    "squared_distance": ("distances", lambda: pb.squared_distance(METRIC, A, CODES[1:])),
+    "gradient of distance": ("distances", lambda: pb.distance(METRIC, A.clone().requires_grad_(), CODES[1:])),
+    "distance_uncertainty": ("distances", lambda: pb.distance_uncertainty(METRIC, A, B, cov_a=0.01 * A.abs())),
+    "identifiability": ("distances", lambda: pb.identifiability([METRIC, METRIC], [CODES, CODES], num_pairs=2)),
+    "pairwise_distances": ("distances", lambda: pb.pairwise_distances(METRIC, CODES[:4], n_jobs=1)),
+    "neighbors": ("candidates, distances", lambda: pb.neighbors(METRIC, CODES, 2, n_jobs=1)),
+    "certify": ("certificates", lambda: pb.certify(METRIC, PATH)),
+    "contributions": ("contributions", lambda: pb.contributions(METRIC, PATH)),
+    "energy": ("lengths", lambda: pb.energy(METRIC, LINE)),
+    "length": ("lengths", lambda: pb.length(METRIC, LINE)),
+    "project": ("projections", lambda: pb.project(METRIC, LINE, CODES[2:4])),
+    "expmap": ("exponentials", lambda: pb.expmap(METRIC, A, 0.1 * B)),
+    "exponential": ("exponentials", lambda: pb.exponential(METRIC, A, 0.1 * B)),
+    "logmap": ("logarithms", lambda: pb.logmap(METRIC, A, B)),
+    "logarithm": ("logarithms", lambda: pb.logarithm(METRIC, A, B, check=True)),
+    "parallel_transport": ("transport", lambda: pb.parallel_transport(METRIC, LINE, A)),
+    "sectional_curvature": ("curvature", lambda: pb.sectional_curvature(METRIC, CODES, A, B)),
+    "gaussian_curvature": ("curvature", lambda: pb.gaussian_curvature(METRIC, CODES)),
+    "scalar_curvature": ("curvature", lambda: pb.scalar_curvature(METRIC, CODES)),
+    "uncertainty_report": ("report", lambda: pb.uncertainty_report(decoder, CODES, num_points=5, num_pairs=1)),
+    "Lattice.fit": ("lattice", lambda: pb.Lattice.fit(METRIC, CODES, num_nodes=100)),
+    "CodeGraph.fit": ("graph", lambda: pb.CodeGraph.fit(METRIC, CODES)),
+    "Graph.distances": ("graph", lambda: GRAPH.distances(A.expand_as(CODES), CODES)),
+    "InterpolatedMetric.fit": ("table", lambda: pb.InterpolatedMetric.fit(METRIC, CODES)),
+    "Extrapolated": ("wall", lambda: pb.Extrapolated(decoder, pb.Support.fit(CODES, 3))),
+    "frechet_mean": ("mean", lambda: ST.frechet_mean(METRIC, CODES[:3], rtol=1e-2)),
+    "k-means": ("k-means", lambda: ST.GeodesicKMeans(METRIC, n_clusters=2, max_iter=2).fit(CODES)),
+    "k-medoids": ("k-medoids", lambda: ST.GeodesicKMedoids(METRIC, n_clusters=2).fit(CODES)),
+    "PGA": ("principal geodesics", lambda: ST.PrincipalGeodesicAnalysis(METRIC).fit(CODES[:4])),
+    "regression": ("regression", lambda: ST.GeodesicRegression(METRIC, max_iter=2).fit(CODES[:4, :1], CODES[:4])),
+    "sample_uniform": ("samples", lambda: ST.sample_uniform(METRIC, 5, bounds=(-torch.ones(2), torch.ones(2)))),
+    "brownian_motion": ("diffusion", lambda: ST.brownian_motion(METRIC, A, time=0.01, num_steps=2)),
+    "plot.latent": ("pixels", lambda: pb.plot.latent(METRIC, CODES, resolution=6)),
+    "plot.fan": ("exponentials", lambda: pb.plot.fan(METRIC, A, length=0.1, num_directions=2, num_points=3)),
+}
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    yield
+    plt.close("all")
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("name", LONG)
+def test_what_may_take_long_shows_one_bar(name, terminal):
+    what, call = LONG[name]
+    call()
+    assert tasks(terminal) == what.split(", ")
+    assert terminal.getvalue().split("\r")[-1] == "", "the last thing on the line must be nothing"
 
 
 def test_a_task_has_one_bar_that_goes_away(terminal):

@@ -31,6 +31,7 @@ from pullback._decoders.contract import as_codes, real_numbers
 from pullback._metrics.base import Metric, broadcast, check_metric
 from pullback._numerics import spline
 from pullback._options import check_options
+from pullback._progress import progress
 from pullback._typing import Array, Bool, Float
 
 Parameters = Tensor | np.ndarray | Sequence[float] | float
@@ -330,6 +331,7 @@ def length(
     return _measure(metric, curve, num_segments, extrapolate, lambda ds2: safe_sqrt(ds2).sum(-1))
 
 
+@progress("lengths")
 def _measure(
     metric: Metric,
     curve: Curve | Tensor | Array,

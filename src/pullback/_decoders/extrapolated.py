@@ -23,6 +23,7 @@ from pullback._families.location_scale import UnitNormal
 from pullback._families.product import Product
 from pullback._families.rules import fisher
 from pullback._options import check_options
+from pullback._progress import progress
 from pullback._typing import Float
 
 _SLOPE = 3.0
@@ -71,6 +72,7 @@ class Extrapolated(nn.Module):
         if strength is None:
             self.calibrate()
 
+    @progress("wall")
     def calibrate(self) -> None:
         """Sets `strength` from the decoder as it is now."""
         c = self.support.centers

@@ -32,6 +32,7 @@ from pullback._families.rules import embed
 from pullback._geometry.geodesic import Geodesic
 from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
+from pullback._progress import progress
 from pullback._typing import Array, Float
 
 # Segments of the sums that are extrapolated to order four: shares are then good to six digits on smooth paths.
@@ -93,6 +94,7 @@ class Contributions:
         return f"<table><tr><th>feature</th><th>energy</th><th>share</th></tr>{rows}</table>"
 
 
+@progress("contributions")
 def contributions(
     metric: Metric,
     path: Geodesic | Curve | Float[Tensor, "*batch n d"] | Array,

@@ -26,9 +26,11 @@ from torch import Tensor
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._metrics.connection import Embedding, acceleration
+from pullback._progress import progress
 from pullback._typing import Array, Float
 
 
+@progress("curvature")
 def sectional_curvature(
     metric: Metric,
     z: Float[Tensor, "*#batch d"] | Array,
@@ -58,6 +60,7 @@ def sectional_curvature(
         return _sectional(metric, z, u, v)
 
 
+@progress("curvature")
 def gaussian_curvature(metric: Metric, z: Float[Tensor, "*batch d"] | Array) -> Float[Tensor, "*batch"]:
     """The curvature of a latent space of two dimensions, where there is but one plane. NaN where M is singular.
 
@@ -76,6 +79,7 @@ def gaussian_curvature(metric: Metric, z: Float[Tensor, "*batch d"] | Array) -> 
     return sectional_curvature(metric, z, *torch.eye(2, dtype=z.dtype, device=z.device))
 
 
+@progress("curvature")
 def scalar_curvature(metric: Metric, z: Float[Tensor, "*batch d"] | Array) -> Float[Tensor, "*batch"]:
     r"""The sum :math:`\sum_{i \ne j} K(e_i, e_j)` over an orthonormal basis of tangents: small balls lack volume where
     it is positive.

@@ -30,6 +30,7 @@ from pullback._curves.speed import equal_spacing, mixed_steps
 from pullback._curves.steps import safe_sqrt, squared_steps
 from pullback._decoders.contract import DecoderError, unvalidated
 from pullback._metrics.base import Metric, broadcast, codes_for
+from pullback._progress import progress
 from pullback._starts.routes import Links, Routes, batches
 from pullback._typing import Array, Float
 
@@ -70,6 +71,7 @@ class Graph(abc.ABC):
     def fit(cls, metric: Metric, codes: Float[Tensor, "n d"] | Array) -> Self:
         """Builds the graph over the region that the codes occupy."""
 
+    @progress("graph")
     def distances(
         self, a: Float[Tensor, "*batch d"] | Array, b: Float[Tensor, "*batch d"] | Array
     ) -> Float[Tensor, "*batch"]:

@@ -34,6 +34,7 @@ from pullback._geometry.pairwise.run import Engine, run
 from pullback._geometry.pairwise.store import DistanceStore, clean, open_writer, unfinished
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
+from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback._typing import Array, Float
 
@@ -185,6 +186,7 @@ class _Candidates:
         return rows, columns, np.concatenate([values, values]), np.concatenate([number, number])
 
 
+@progress("candidates")
 def _candidates(metric: Metric, queries: Tensor, codes: Tensor, k: int, num: int, own: bool) -> _Candidates:
     both = positions(metric, codes if own else torch.cat([codes, queries]))
     points, asked = both.points[: len(codes)], both.points if own else both.points[len(codes) :]

@@ -61,9 +61,8 @@ class Engine:
     devices: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("client", "devices") if getattr(self, name) is not None]
-        if len(given) == 2 or (self.client is not None and self.n_jobs is not None):
-            raise ValueError("Give one of client=, devices= and n_jobs=; n_jobs also goes with devices.")
+        if self.client is not None and (self.devices is not None or self.n_jobs not in (None, 1)):
+            raise ValueError("client= has processes and devices of its own: leave out n_jobs= and devices=.")
         if self.n_jobs != -1:
             check_options(n_jobs=self.n_jobs)
         known = [device for device in self.devices or () if re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", device)]
