@@ -130,6 +130,11 @@ def test_paths_through_the_void_are_told_apart():
     assert ((radius[1] - 3).abs().amax(-1) > 0.75).all()
     assert void.leaves_support.all()
     assert all("leaves the support" in sentence for sentence in void.messages)
+    # what is claimed holds: a lattice four times as fine, whose paths are upper bounds, finds no shorter way than that
+    metric = pb.FisherRaoMetric(pb.Reweighted(decoder, support, beta=-2.0))
+    bound = pb.Lattice.fit(metric, CODES, num_nodes=102_400).distances(ends[:2], ends[4:6])
+    assert (void.length * (1 - void.error) <= bound).all()
+    assert (void.length < 1.005 * bound).all()
 
 
 def test_strength_closes_short_cuts():

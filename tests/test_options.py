@@ -123,7 +123,6 @@ REFUSED = [
     ("pairs", lambda: pb.identifiability([METRIC, METRIC], [CODES, CODES], pairs=torch.tensor([0, 1]), solver=COARSE)),
     ("num_segments", lambda: pb.contributions(METRIC, PATH, num_segments=3)),
     ("resolution", lambda: plot.latent(METRIC, CODES, resolution=0)),
-    ("resolution", lambda: plot.latent(METRIC, CODES, resolution=1)),
     ("clip", lambda: plot.latent(METRIC, CODES, resolution=4, clip=2.0)),
     ("num_points", lambda: plot.paths(PATH, num_points=0)),
     ("length", lambda: plot.fan(METRIC, A, length=0.0)),

@@ -210,8 +210,21 @@ def sphere_curves(B: int, T: int, size: float) -> Tensor:
     return SPHERE.path(a, b, t) + size * torch.sin(torch.pi * t)[:, None] * torch.tensor([1.0, -1.0], dtype=DOUBLE)
 
 
-def test_steps_with_the_exact_hessian_converge_fast():
-    """The predicted decrease, a squared distance to the minimum, falls a hundredfold and more from step to step."""
+def test_newton_converges_quadratically():
+    """The predicted decrease is a squared distance to the minimum: its exponent doubles with every step whose Hessian
+    is exact and new, down to rounding."""
+    nodes, light, decrements = sphere_curves(1, 32, 0.05), torch.tensor([1e-10], dtype=DOUBLE), []
+    discrete = ChordEnergy.of(SPHERE.metric, nodes, CHUNK)
+    for _ in range(5):
+        run = Minimizer(1, always_exact=True).run(discrete, nodes, light, 0 * light)
+        nodes, decrements = run.nodes, [*decrements, (run.predicted / run.energy).log10().item()]
+    fast = [(p, q) for p, q in pairwise(decrements) if p < -3 and q > -25]
+    assert len(fast) >= 2
+    assert all(q < 1.9 * p for p, q in fast)
+
+
+def test_a_hessian_that_is_kept_converges_fast():
+    """Steps that keep second derivatives of an earlier one still gain two digits and more each."""
     nodes = sphere_curves(1, 32, 0.05)
     discrete, light = ChordEnergy.of(SPHERE.metric, nodes, CHUNK), torch.tensor([1e-10], dtype=DOUBLE)
     runs = [Minimizer(k, always_exact=True).run(discrete, nodes, light, 0 * light) for k in range(1, 7)]

@@ -7,7 +7,7 @@ import re
 from numbers import Integral, Real
 from typing import Any
 
-_COUNTS = re.compile(r"(num|n|max|min)_|.*_size$|k$|resolution$")
+_COUNTS = re.compile(r"(num|n|max|min)_|.*_size$|resolution$")
 
 
 def check_options(*, least: int = 1, **options: Any) -> None:

@@ -92,7 +92,7 @@ def latent(
         ax: matplotlib axes; new ones by default.
     """
     check_metric(metric)
-    check_options(least=2, resolution=resolution)
+    check_options(resolution=resolution)
     if not 0 <= clip < 0.5:
         raise ValueError(f"clip is a share at each end, at least 0 and below ½; got {clip}.")
     codes = None if codes is None else finite(as_codes(codes, metric, a_set=True))

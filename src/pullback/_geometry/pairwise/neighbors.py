@@ -146,10 +146,10 @@ def neighbors(
         >>> found.distances.toarray().round(6).tolist(), found.certified.all().item()
         ([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 2.0, 0.0]], True)
     """
-    check_options(k=k, max_candidates=max_candidates, batch_size=batch_size)
+    check_options(max_candidates=max_candidates, batch_size=batch_size)
     own = queries is None
     Z, asked = codes_for(metric, Z, Z if queries is None else queries, a_set=True)
-    if not 1 <= k <= len(Z) - own:
+    if not isinstance(k, int | np.integer) or not 1 <= k <= len(Z) - own:
         raise ValueError(f"k={k} must be between 1 and {len(Z) - own}, the number of codes that may be neighbors.")
     most = min(len(Z) - own, max_candidates or _CANDIDATES * k)
     candidates = _candidates(metric, asked.detach(), Z.detach(), k, max(k, most), own)
