@@ -1,9 +1,5 @@
 r"""The laws every metric obeys, to be run on your own.
 
-.. code-block:: python
-
-    pb.testing.check_metric(MyMetric(decoder), z)
-
 A metric that passes can be trusted to solvers: its tensor is symmetric and positive semi-definite, its short steps
 agree with its tensor, each code is measured alone, and lengths do not depend on the coordinates of the latent space.
 """

@@ -9,8 +9,7 @@ Energy and length need nothing of a metric but its squared steps,
 .. math:: E_T(c) = T \sum_i \mathrm{ds}^2(c(t_i), c(t_{i+1})), \qquad
    L_T(c) = \sum_i \sqrt{\mathrm{ds}^2(c(t_i), c(t_{i+1}))}.
 
-Squared steps are symmetric in their ends, so the errors of both are even series in :math:`1/T`: order two as they
-stand, and order four after one Richardson extrapolation, which reuses the decoded points.
+Squared steps are symmetric, so both have order two, and order four after one Richardson extrapolation.
 """
 
 from __future__ import annotations

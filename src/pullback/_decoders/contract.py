@@ -3,11 +3,7 @@
 A decoder is any callable that maps latent codes ``z`` of shape ``(N, d)`` to a `torch.distributions.Distribution` whose
 ``batch_shape`` starts with ``N``. Further batch dimensions are independent features, so a plain ``Normal(mu, sigma)``
 of shape ``(N, D)`` is a decoder of ``D`` features. Nothing else is asked of it: it may be a lambda, an ``nn.Module``,
-or a method, with convolutions, batch normalization or recurrences inside. The library calls it with ``(N, d)`` alone
-and restores other batch shapes itself.
-
-The geometry differentiates the decoder and compares decodings of neighboring codes, so the decoder must be a
-*function*: the same code must always give the same distribution, whatever else is in the batch.
+or a method. It must be a *function*: the same code always gives the same distribution, whatever else is in the batch.
 `pullback._decoders.probe` looks once whether that holds, and says in one sentence what to change where it does not.
 """
 

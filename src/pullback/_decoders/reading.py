@@ -5,9 +5,7 @@ Fisher information :math:`Dg^\top Dg` is added to the metric,
 
 .. math:: M(z) = J_h^\top I(h(z))\, J_h + Dg(z)^\top Dg(z) ,
 
-so a path pays for every change of g. A function that is zero where one may go and rises steeply where one must not
-makes a wall: going over it and down again costs at least twice its height. The wall of `Extrapolated` and the prior of
-`WithPrior` are readings of this kind.
+so a path pays for every change of g: going over a wall and down again costs at least twice its height.
 """
 
 from __future__ import annotations

@@ -4,11 +4,7 @@ With a slider s from 0 on the data to 1 far from them, a decoder h is replaced b
 :math:`(1 - s)\, h(z) + s\, \mathrm{extrapolate}(z)` in the family's parameters (Arvanitidis et al. 2022, appendix on
 uncertainty; Detlefsen et al. 2019). Two open functions say what that means for a family: `most_uncertain` gives the
 distribution to fade to, `blend` mixes the parameters.
-
-The decoder then *says* that it does not know, which is honest in what it decodes. As a geometry it has a limit: where
-the target is a constant distribution the metric vanishes, and for families of bounded uncertainty (Bernoulli,
-categorical, Beta, Dirichlet) the way through the void can be the shortest. `Extrapolated` closes it, and the two
-compose: ``Extrapolated(Reweighted(decoder, support), support)``.
+docs/uncertainty.md shows the limit of this geometry, which `Extrapolated` does not have.
 """
 
 from __future__ import annotations

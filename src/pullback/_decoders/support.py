@@ -1,14 +1,12 @@
 r"""Where the data are: a smooth distance from a latent point to the region the codes occupy.
 
 The codes are summarized by k-means centers :math:`c_j`. The paper's distance to the data is the squared distance to the
-nearest center, :math:`D(z) = \min_j |z - c_j|^2` (Arvanitidis et al. 2022, appendix on uncertainty). It has kinks on
-the borders between the centers' cells, and a metric pulled back through it is discontinuous there. The smooth minimum
+nearest center, :math:`D(z) = \min_j |z - c_j|^2` (Arvanitidis et al. 2022), which has kinks. The smooth minimum
 
 .. math:: D_h(z) = -h^2 \log \sum_j \exp(-|z - c_j|^2 / h^2), \qquad
           \min_j |z - c_j|^2 - h^2 \log k \le D_h(z) \le \min_j |z - c_j|^2,
 
-with h a little above the spacing of the centers, has none: where they sample a curve or a sheet evenly it is flat along
-it and grows like the square of the distance away from them.
+with h a little above the spacing of the centers, has none.
 """
 
 from __future__ import annotations

@@ -1,10 +1,5 @@
 r"""One distribution of independent parts of different families: a row of a table with mixed columns.
 
-torch's `Independent` joins features of one family. A record with two counts, a category and five measurements needs
-more:
-
-.. math:: p(x_1, \dots, x_m) = \prod_i p_i(x_i).
-
 A value is a *tuple*, one entry per part, because the parts have different types and shapes.
 """
 

@@ -2,16 +2,11 @@ r"""Fisher information from the score alone, for families without a formula.
 
 The information is the covariance of the score, :math:`I(\eta) = E_{x \sim p_\eta}[s s^\top]`, :math:`s = \partial_\eta
 \log p_\eta(x)`. The mean of :math:`s s^\top` over samples is an unbiased estimate and positive semi-definite by
-construction, and it needs nothing of the family but ``sample`` and ``log_prob``: mixtures, zero-inflated counts,
-anything.
+construction. The noise is fixed: every evaluation draws with the same seed, so an estimate is a smooth function of the
+distribution, and the caller's random state is left alone.
 
-The noise is fixed. Every evaluation draws with the same seed, so an estimate is a deterministic function of the
-distribution, nearby distributions get nearby estimates (common random numbers), and the caller's random state is left
-alone.
-
-The coordinates ``eta`` are the tensors the distribution holds, whatever they are called. They may be redundant
-(probabilities beside logits): the chain rule through all of them is still the chain rule, so the pulled-back metric is
-right.
+The coordinates ``eta`` are the tensors the distribution holds. They may be redundant (probabilities beside logits): the
+chain rule through all of them is still the chain rule.
 """
 
 from __future__ import annotations

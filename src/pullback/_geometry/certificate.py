@@ -1,15 +1,12 @@
 r"""What is known for certain about a distance.
 
-A solver's answer is a curve, and any curve bounds the distance from above by its length. From below the family itself
-bounds it: a curve of codes is a curve of distributions, so it is at least as long as the shortest curve through *all*
-distributions of the family that the decoder may reach. Its length is known in closed form for many families
-(`pullback.rao_distance`), and bounded for others,
+A curve of codes is a curve of distributions, so it is at least as long as the shortest curve through *all*
+distributions of the family, whose length is known in closed form (`pullback.rao_distance`) or bounded,
 
 .. math:: d_{\text{Rao}}(p_a, p_b) \le d(a, b) \le L(\gamma).
 
-Whether the path is the shortest among its neighbors is decided by the second variation of the energy: the path is a
-strict local minimum if the Hessian of the discrete energy at it is positive definite, which its Cholesky factorization
-proves. In the limit of many segments that is Jacobi's condition: no conjugate point on the way.
+A path is a strict local minimum if the Hessian of its discrete energy is positive definite, which its Cholesky
+factorization proves. In the limit of many segments that is Jacobi's condition: no conjugate point on the way.
 """
 
 from __future__ import annotations

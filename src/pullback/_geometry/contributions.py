@@ -4,9 +4,7 @@ Features of a decoder are independent given the code, so their Fisher informatio
 
 .. math:: E(c) = \sum_f \int_0^1 \dot c^\top M_f(c)\, \dot c\; dt .
 
-How much a gene, a pixel, a position or a bone adds says how far it is carried along the path, in units of what its own
-noise lets one see. Wrappers of a decoder are observations too: the wall of `pullback.Extrapolated`, the prior of
-`pullback.WithPrior` and the reading of `pullback.WithReading` each have a row of their own.
+Wrappers of a decoder are observations too: wall, prior and reading each have a row of their own.
 """
 
 from __future__ import annotations

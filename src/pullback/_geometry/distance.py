@@ -7,9 +7,8 @@ decoder's parameters :math:`\theta` does not matter to first order:
 .. math:: \frac{\partial d^2}{\partial (a, b, \theta)}
    = \frac{\partial E}{\partial (a, b, \theta)}(a, z^*, b; \theta), \quad z^* \text{ fixed.}
 
-That is exact for the *discrete* energy on T segments if :math:`z^*` minimizes that very energy. So the path is solved
-anew on T, 2T and 4T segments, starting from the solver's answer, and the three energies, each with its exact
-derivative, are extrapolated to infinitely many segments (Romberg). Nothing is differentiated through a solver.
+That is exact for the *discrete* energy if :math:`z^*` minimizes that very energy. So the path is solved anew on T, 2T
+and 4T segments, and the energies with their exact derivatives are extrapolated (Romberg).
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 r"""How uncertain a distance is, given that its ends are.
 
-An encoder does not know the code of an observation exactly: it gives a posterior, with a covariance. The distance
-between two such codes is then uncertain, too. To first order (the delta method), with the gradients :math:`g_a, g_b` of
-the distance in its ends,
+To first order (the delta method), with the gradients :math:`g_a, g_b` of the distance in its ends,
 
 .. math:: \operatorname{Var} d(a, b) \approx g_a^\top \Sigma_a\, g_a + g_b^\top \Sigma_b\, g_b ,
-
-at the cost of one path. Samples of the ends, with one path each, need no such approximation.
 """
 
 from __future__ import annotations

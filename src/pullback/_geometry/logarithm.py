@@ -7,14 +7,9 @@ distance,
 .. math:: \mathrm{Log}_a(b) = -\tfrac12\, M(a)^{-1}\, \frac{\partial d^2(a, b)}{\partial a},
           \qquad |\mathrm{Log}_a(b)|_{M(a)} = d(a, b).
 
-It takes a minimum: a solver may leave a path whose length is good to three digits, and whose direction is not. So the
-path is solved again in a few polynomial elements (`pullback._solvers.elements`), whose energy and momentum have order
-16: a few steps of Newton's method give three digits, a few more give ten where the decoder is smooth. For metrics
-without an embedding the squared distance is differentiated.
-
-How good the velocity is shows by itself, because it must have the length of the path; where it is not good enough, the
-path is refined. At the kinks of a rectified decoder refinement does not help, and ends. With ``check=True`` each
-velocity is also tried out by one geodesic; where that misses ``b``, the path is refined further.
+So the path is solved again in a few polynomial elements (`pullback._solvers.elements`), whose energy and momentum have
+order 16. For metrics without an embedding the squared distance is differentiated. How good the velocity is shows by
+itself, because it must have the length of the path; where it is not good enough, the path is refined, but at kinks.
 """
 
 from __future__ import annotations

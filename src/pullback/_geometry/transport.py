@@ -11,9 +11,8 @@ With Jacobians :math:`J_i`, metric tensors :math:`M_i = J_i^\top J_i = L_i L_i^\
 
 .. math:: U_i = \operatorname{polar}\bigl(L_{i+1}^{-1} J_{i+1}^\top J_i L_i^{-\top}\bigr),
 
-the rotation nearest to the projection. It keeps lengths and angles exactly and is the right transport across a kink of
-the decoder, too. Steps are symmetric, so the error is a series in even powers of the step, and Romberg's extrapolation
-applies: three step sizes share the Jacobians, one per node.
+the rotation nearest to the projection, also across a kink of the decoder. Steps are symmetric, so Romberg's
+extrapolation applies: three step sizes share the Jacobians, one per node.
 
 Metrics without an embedding, and the connections of other ``alpha``, are integrated: by collocation at the three Gauss
 points of each of N equal steps, of order six (Hairer, Lubich and Wanner, *Geometric Numerical Integration*, II.1.3). In

@@ -11,9 +11,6 @@ depends on how finely the curve is cut. Counted per latent length it does not: i
 distance :math:`\epsilon`, the expected square of a unit of length is the metric
 
 .. math:: M(z) = \bar M(z) + V(z)/\epsilon^2 .
-
-For :math:`\epsilon = \infty` one member decodes the whole curve, and M is the average metric: disagreement still
-counts, but only where it changes.
 """
 
 from __future__ import annotations

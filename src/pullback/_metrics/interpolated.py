@@ -1,15 +1,12 @@
 r"""A metric from a table: evaluated once at some points, and averaged between them.
 
-Geodesics, exponential maps and densities ask for the metric at very many codes. A decoder with many outputs makes each
-of these calls dear, a latent space of few dimensions makes them redundant. So the exact tensors :math:`M_s` are
-computed once, at points :math:`z_s`, and averaged with a kernel of bandwidth σ (Hauberg et al. 2012; Arvanitidis et al.
-2022, appendix on LAND):
+Exact tensors :math:`M_s` are computed once, at points :math:`z_s`, and averaged with a kernel of bandwidth σ (Hauberg
+et al. 2012; Arvanitidis et al. 2022, appendix on LAND):
 
 .. math:: M(z) = \sum_s \tilde w_s(z)\, M_s, \quad \tilde w_s = w_s / \sum_r w_r, \quad
    w_s(z) = e^{-|z - z_s|^2 / 2\sigma^2}.
 
-It is a metric, because a weighted mean of positive definite matrices is one, and smooth. The weights are a softmax: far
-from all points, where every :math:`w_s` underflows, M tends to the tensor of the nearest of them and never to zero.
+The weights are a softmax: far from all points M tends to the tensor of the nearest of them and never to zero.
 """
 
 from __future__ import annotations

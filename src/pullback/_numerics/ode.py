@@ -1,9 +1,7 @@
 r"""A batched adaptive Runge-Kutta integrator: every trajectory keeps its own clock.
 
-Geodesics of one batch need very different step sizes: one crosses a flat region in three steps while its neighbor runs
-along a wall and needs three hundred. An integrator with one step size for the whole batch makes all of them take three
-hundred, and its error estimate, averaged over the batch, lets the worst trajectory drift. Here the step size, the error
-test (maximum norm) and the end belong to each trajectory; those that finish or fail leave the batch, the rest go on.
+Geodesics of one batch need very different step sizes. So the step size, the error test (maximum norm) and the end
+belong to each trajectory; those that finish or fail leave the batch, the rest go on.
 
 The method is of order eight, with error estimates of orders five and three and an interpolant of order seven: Dormand
 and Prince's pair in the form of Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I* (1993), II.5

@@ -1,12 +1,8 @@
 r"""Global starts: shortest paths in a graph whose edges carry Riemannian lengths.
 
-A geodesic solver walks downhill from its start and ends in the valley it started in. A graph over the latent space sees
-all valleys at once: its nodes are codes, the weight of an edge is the length of the straight piece between them,
-:math:`\sum_j \sqrt{\mathrm{ds}^2}` over sub-steps so short that no edge hops over a wall, and Dijkstra's algorithm
-finds the best route exactly. A graph is built once and serves thousands of pairs; each distinct start costs one search.
-
-A weight is a *length*. Squared lengths (energies, KL divergences) would reward many small steps, and lengths divided by
-the Euclidean step would not add up along a path.
+A solver ends in the valley it started in; a graph over the latent space sees all valleys at once. Its nodes are codes,
+the weight of an edge is the length of the straight piece between them, :math:`\sum_j \sqrt{\mathrm{ds}^2}` over
+sub-steps so short that no edge hops over a wall, and Dijkstra's algorithm finds the best route exactly.
 """
 
 from __future__ import annotations
