@@ -259,8 +259,7 @@ class PiecewiseCubic(_Interpolant):
 
 def parameters(t: Parameters, begin: Float[Tensor, "*batch d"]) -> Tensor:
     """Parameters of curves that begin at `begin`, as a tensor of their dtype and device: a number, ``(m,)`` or
-    ``(*batch, m)``.
-    """
+    ``(*batch, m)``."""
     t = (t if isinstance(t, Tensor) else real_numbers(t, "Curve parameters")).to(begin)
     try:
         torch.broadcast_shapes(t.shape[:-1], begin.shape[:-1] if t.ndim > 1 else ())

@@ -158,8 +158,7 @@ class _Attributes:
 
 def _named(output: Mapping[str, Any] | _Attributes) -> list[Tensor]:
     """The mean, and the logarithm of the variance where there is one; in a mapping without known names the first
-    two tensors.
-    """
+    two tensors."""
     mean, log_variance, deviation = (
         [x for name in names if isinstance(x := output.get(name), Tensor)]
         for names in (_FIELDS, _LOG_VARIANCES, _DEVIATIONS)

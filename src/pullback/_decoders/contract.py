@@ -69,8 +69,7 @@ def as_codes(z: Any, like: object = None, *, a_set: bool = False, dim: int | Non
     Args:
         z: a tensor, a NumPy array, or a list of numbers, tensors or arrays.
         like: where the codes will be used: a metric, a decoder, a module, or a tensor. Without one, or where it does
-            not tell,
-            tensors and NumPy's floating-point arrays stay what they are, and other numbers get torch's default dtype.
+            not tell, tensors and floating-point arrays stay what they are, other numbers get torch's default dtype.
         a_set: whether the codes must have shape ``(n, d)`` with n > 0.
         dim: what d must be.
 

@@ -46,10 +46,8 @@ class Extrapolated(nn.Module):
         strength: the slope :math:`\lambda` of the wall, in units of length in the metric per unit of latent distance.
             By default it is found from the decoder at the support's centers: three times the median of
             :math:`\sqrt{\lambda_{\max}(M)}`, or more where that leaves a short cut, namely the smallest slope for which
-            no straight line between two centers that leaves the support is shorter than the way along the data. Centers
-            with no way along the data between them (distant clusters) do not enter: the path between them has to cross
-            the void, at this slope. Call `calibrate` after the decoder has changed. Lengths are those of the Fisher-Rao
-            metric: for one in other units, such as the Euclidean, give your own.
+            no straight line between two centers that leaves the support is shorter than the way along the data. Call
+            `calibrate` after the decoder has changed. For a metric in other units than Fisher-Rao's give your own.
 
     Example:
         >>> import torch, pullback as pb

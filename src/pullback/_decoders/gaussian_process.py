@@ -123,8 +123,7 @@ class GPDecoder(nn.Module):
 
     def features(self, z: Codes) -> Float[Tensor, "*batch n"]:
         r"""The whitened features :math:`w(z) = L^{-1} k_z`; the posterior covariance is :math:`k(z, z') - w(z)\cdot
-        w(z')`.
-        """
+        w(z')`."""
         squares = squared_distances(as_codes(z, self.codes, dim=self.codes.shape[1]) - self.origin, self.codes)
         return _kernel(squares, self.lengthscale, self.signal) @ self.whiten.mT
 

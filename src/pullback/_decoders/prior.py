@@ -30,9 +30,7 @@ class WithPrior(nn.Module):
     of a path's energy that is due to the prior is its energy under ``FisherRaoMetric(with_prior.channel)``;
     `pullback.contributions` lists it.
 
-    It composes: ``WithPrior(Extrapolated(decoder, support))`` has both a prior and a wall,
-    ``WithPrior(Reweighted(...))`` the prior under the paper's extrapolation, and an `EnsembleDecoder` takes members
-    with a prior.
+    It composes: ``WithPrior(Extrapolated(decoder, support))`` has both a prior and a wall.
 
     Args:
         decoder: any decoder.

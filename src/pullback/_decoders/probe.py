@@ -107,8 +107,7 @@ def route(decoder: Decoder, z: Tensor) -> Route:
 
 def has_constants(decoder: Decoder, z: Tensor) -> bool:
     """Whether what the family's embedding takes for constants of the model (a total count, degrees of freedom) is not
-    computed from the codes; asks if it is not known. Equal values do not tell: the next path may change them.
-    """
+    computed from the codes; asks if it is not known. Equal values do not tell: the next path may change them."""
     known = _CONSTANTS.get(decoder, _detail(z))
     if known is None and not in_transform() and (codes := _few(z)) is not None:
         with torch.inference_mode(False), torch.enable_grad(), unvalidated():
@@ -174,8 +173,7 @@ def _look(decoder: Decoder, codes: Tensor) -> Facts:
 
 def _first_call(decoder: Decoder, codes: Tensor) -> Distribution:
     """As `called`; a whole model in the place of its decoder, and codes that the decoder does not take, get a
-    sentence.
-    """
+    sentence."""
     try:
         return called(decoder, codes)
     except (torch.OutOfMemoryError, NotImplementedError, DecoderError):

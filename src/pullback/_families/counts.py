@@ -5,9 +5,8 @@ statisticians as the variance-stabilizing transform: :math:`2\arcsin\sqrt p` for
 Poisson. A sample of size *n* multiplies lengths by :math:`\sqrt n`.
 
 Coordinates are logits wherever torch has them. Probabilities saturate: in single precision ``1 - p`` is zero beyond a
-logit of 17, where the decoder still moves. Given ``probs=``, the logits are taken from them as far as they tell:
-torch's own stop at the machine precision, these at the smallest number. Probabilities of exactly 0 or 1 are finite and
-do not move.
+logit of 17, where the decoder still moves. Given ``probs=``, the logits are taken from them as far as they tell.
+Probabilities of exactly 0 or 1 are finite and do not move.
 """
 
 from __future__ import annotations

@@ -71,10 +71,6 @@ def kl(p: Distribution, q: Distribution) -> Tensor:
     is torch's, to which `torch.distributions.register_kl` adds families. The most specific rule is used, so one
     registered for a subclass of a family wins over the family's.
 
-    Args:
-        p: a distribution.
-        q: another.
-
     >>> from torch.distributions import Normal
     >>> kl(Normal(torch.tensor(0.0), torch.tensor(1.0)), Normal(torch.tensor(1.0), torch.tensor(1.0)))
     tensor(0.5000)
@@ -85,12 +81,7 @@ def kl(p: Distribution, q: Distribution) -> Tensor:
 def symmetrized_kl(p: Distribution, q: Distribution) -> Tensor:
     r"""The mean of the Kullback-Leibler divergences in both directions, half of Jeffreys' divergence.
 
-    Curves measured with it converge with order two in the number of points, with one direction alone only with order
-    one.
-
-    Args:
-        p: a distribution.
-        q: another.
+    Curves measured with it converge with order two in the number of points, with one direction alone with order one.
 
     >>> from torch.distributions import Poisson
     >>> symmetrized_kl(Poisson(torch.tensor(1.0)), Poisson(torch.tensor(2.0)))  # ½ log 2
@@ -178,10 +169,6 @@ def _renyi(alpha: float, p: Distribution, q: Distribution) -> Tensor:
 
 def hellinger(p: Distribution, q: Distribution) -> Tensor:
     r"""The squared Hellinger distance :math:`1 - \int \sqrt{pq}`, between 0 and 1, with scale 8.
-
-    Args:
-        p: a distribution.
-        q: another.
 
     >>> from torch.distributions import Poisson
     >>> hellinger(Poisson(torch.tensor(1.0)), Poisson(torch.tensor(4.0)))  # 1 - exp(-½)

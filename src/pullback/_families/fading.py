@@ -56,8 +56,7 @@ TENFOLD_ODDS = Parameter(lambda x: x + torch.log(x.new_tensor(10.0)), _log_mixed
 
 def fades(family: Callable[..., Distribution], **parameters: Parameter) -> None:
     """Registers `most_uncertain` and `blend` of a family whose parameters go their ways one by one; valid ones stay
-    valid.
-    """
+    valid."""
 
     def uncertain(p: Distribution) -> Distribution:
         targets = {name: parameter.target(getattr(p, name)) for name, parameter in parameters.items()}

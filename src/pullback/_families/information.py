@@ -86,8 +86,7 @@ class Information:
 
     def gram(self, eta: Tensor, u: Tensor, num_batch: int) -> Tensor:
         r"""``uᵢᵀ I(eta) uⱼ`` for tangents ``u`` of shape ``(m, *b, k)``, summed over all but the first `num_batch`
-        dimensions.
-        """
+        dimensions."""
         if self.product is not None:
             left, right = u, self.product(eta, u)
         else:

@@ -136,8 +136,7 @@ def _root(dloc: Tensor, dscale: Tensor, scale: Tensor, a: Constant, c: Constant)
 
 def _dual(step: Tensor, scale: Tensor, scale0: Constant, a: Constant, c: Constant) -> Dual:
     """The hyperboloid pair at a `step` from the origin's location, moved so that the origin is zero: small chords do
-    not cancel.
-    """
+    not cancel."""
     x = a**0.5 * (step / scale)
     y = (scale0 - scale) / scale
     w = x * (x * (scale / scale0)) + c * ((scale - scale0) / scale0)
@@ -247,8 +246,7 @@ def _student_root(eta: Tensor, u: Tensor) -> Tensor:
 @embed.register
 def _(p: StudentT, origin: StudentT | None = None) -> Dual | None:
     """The half-plane of the given ν. None where ν differs along the leading dimension, or from the origin's: no pair is
-    known then.
-    """
+    known then."""
     loc0, scale0, df0 = (0.0, 1.0, None) if origin is None else (origin.loc, origin.scale, origin.df)
     if not fixed(p.df, df0):
         return None

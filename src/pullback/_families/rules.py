@@ -35,25 +35,12 @@ def fisher(p: Distribution) -> Information:
     Information Geometry*, 2000). Each family chooses its coordinates, named beside its rule; the metric
     pulled back to a latent space does not depend on that choice.
 
-    To add a family, register a function that returns an `Information`. The coordinates must be differentiable functions
-    of the distribution's parameters, and the matrix a function of the coordinates alone. For a logistic distribution of
-    your own:
-
-    .. code-block:: python
-
-        @pullback.fisher.register
-        def _(p: Logistic) -> pullback.Information:
-            constants = torch.tensor([1 / 3, (3 + math.pi**2) / 9])
-            eta = torch.stack([p.loc, p.scale], -1)  # I = diag(1/3, (3 + π²)/9) / s² in (μ, s)
-            return pullback.Information.from_matrix(eta, lambda eta: torch.diag_embed(constants / eta[..., 1:] ** 2))
+    To add a family, register a function that returns an `Information`, as docs/extending.md shows. The coordinates must
+    be differentiable functions of the distribution's parameters, and the matrix a function of the coordinates alone.
 
     Args:
         p: the distribution. Batch dimensions are independent features, each with its own matrix. A distribution without
-        a rule of
-            its own uses that of its nearest base class.
-
-    Returns:
-        The information; its ``matrix`` has shape ``(*batch_shape, k, k)``.
+            a rule of its own uses that of its nearest base class.
 
     >>> from torch.distributions import Normal
     >>> fisher(Normal(torch.tensor(0.0), torch.tensor(0.5))).matrix  # I = diag(1, 2) / σ² in (μ, σ)
@@ -87,13 +74,7 @@ def embed(p: Distribution, origin: Distribution | None = None) -> Dual | None:
     `NegativeBinomial` for a fixed total count. Their rules return None where that parameter varies.
 
     To add a family, register a function of ``(p, origin)``. For an exponential family that is its natural and mean
-    parameters:
-
-    .. code-block:: python
-
-        @pullback.embed.register
-        def _(p: Maxwell, origin=None):
-            return (-1 / p.scale**2)[..., None], 1.5 * (p.scale**2)[..., None]  # of the statistic x²/2
+    parameters (docs/extending.md).
 
     Args:
         p: the distribution.
@@ -160,10 +141,6 @@ def rao_distance(p: Distribution, q: Distribution) -> Tensor:
     Open for registration: ``@pullback.rao_distance.register(MyFamily)`` on a function of ``(p, q)``, with
     ``known="df"`` if the formula holds for a known parameter ``df`` only.
 
-    Args:
-        p: a distribution.
-        q: another of the same family.
-
     >>> from torch.distributions import Poisson
     >>> rao_distance(Poisson(torch.tensor(4.0)), Poisson(torch.tensor(9.0)))  # 2 |√4 - √9|
     tensor(2.)
@@ -222,20 +199,8 @@ def natural_and_mean(p: Distribution) -> Dual | None:
     (geometric mixtures), straight lines in :math:`\mu` of the *mixture* connection. Neither keeps lengths, but together
     they do: :math:`ds^2 = d\eta \cdot d\mu`, :math:`\Delta\eta \cdot \Delta\mu` is the Jeffreys divergence, and
     Levi-Civita's connection is half-way between the two (Amari and Nagaoka 2000, *Methods of Information Geometry*,
-    chapters 2 and 3). The α-geodesics of `pullback.expmap` and `pullback.exponential` are built on this pair. To add a
-    family, register a function:
-
-    .. code-block:: python
-
-        @pullback.natural_and_mean.register
-        def _(p: Maxwell):
-            return (-1 / p.scale**2)[..., None], 1.5 * (p.scale**2)[..., None]  # of the statistic x²/2
-
-    Args:
-        p: the distribution.
-
-    Returns:
-        The pair, each of shape ``(*batch_shape, m)``.
+    chapters 2 and 3). The α-geodesics of `pullback.expmap` and `pullback.exponential` are built on this pair, each of
+    shape ``(*batch_shape, m)``. To add a family, register a function.
 
     >>> from torch.distributions import Exponential
     >>> natural_and_mean(Exponential(torch.tensor(4.0)))  # -λ and 1/λ
@@ -256,9 +221,6 @@ def most_uncertain(p: Distribution) -> Distribution:
     the sphere (concentration 0.1), and for families of unbounded uncertainty the same place ten times as wide, or a
     thousandth of the rate. Open for registration: ``@pullback.most_uncertain.register`` on a function ``(p: MyFamily)
     -> MyFamily``.
-
-    Args:
-        p: the distribution.
 
     >>> from torch.distributions import Bernoulli
     >>> most_uncertain(Bernoulli(torch.tensor(0.9))).probs

@@ -38,11 +38,7 @@ from pullback._options import check_options
 def score_information(p: Distribution, *, num_samples: int = 1000, random_state: RandomState = 0) -> Information:
     r"""The Fisher information estimated by :math:`\frac1S \sum_s s s^\top` from `num_samples` scores with fixed noise.
 
-    Has the signature of a rule, so one line makes a family of your own known to every metric:
-
-    .. code-block:: python
-
-        pb.fisher.register(ZeroInflatedPoisson)(pb.score_information)
+    Has the signature of a rule: ``pb.fisher.register(MyFamily)(pb.score_information)`` makes a family known.
 
     The relative error is of the order ``1 / √num_samples`` for one feature and averages out over many. The result says
     ``exact = False``, and metrics evaluate it code by code, so that a code's estimate does not depend on its neighbors.

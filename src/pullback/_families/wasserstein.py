@@ -53,8 +53,7 @@ def _(p: Normal) -> Information:
 @squared_distance.register
 def _(p: Full, q: Full) -> Tensor:
     r"""With :math:`\Sigma_p = LL^\top`, the trace is :math:`|L^{-\top}((L^\top \Sigma_q L)^{1/2} - L^\top L)|^2`:
-    nothing cancels.
-    """
+    nothing cancels."""
     L = torch.linalg.cholesky(p.covariance_matrix)
     difference = sqrtm(L.mT @ q.covariance_matrix @ L) - L.mT @ L
     moved = torch.linalg.solve_triangular(L.mT, difference, upper=True)

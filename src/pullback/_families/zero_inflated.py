@@ -4,9 +4,8 @@ With probability π (the *gate*) a count is zero for another reason; otherwise i
 
 .. math:: p(x) = \pi\, [x = 0] + (1 - \pi)\, b(x).
 
-Whether a count is zero, and how large it is if not, are two independent questions. So the Fisher information is that of
-a Bernoulli variable with the probability :math:`f = \pi + (1 - \pi)\, b(0)` of a zero, plus that of the base without
-its zeros,
+The Fisher information is that of a Bernoulli variable with the probability :math:`f = \pi + (1 - \pi)\, b(0)` of a
+zero, plus that of the base without its zeros,
 
 .. math:: I = f (1 - f)\, \nabla\ell\, \nabla\ell^\top + (1 - \pi)\Big(I_b - \frac{b(0)}{1 - b(0)}\, s_0 s_0^\top\Big),
    \qquad \ell = \operatorname{logit} f, \quad s_0 = \nabla \log b(0).

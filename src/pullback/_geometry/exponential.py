@@ -133,8 +133,7 @@ class Trajectory(Curve):
 
     def __call__(self, t: Parameters) -> Tensor:
         """Points at the parameters ``t``: the same ``(m,)`` for all curves, or ``(*batch, m)``; a number for one
-        point.
-        """
+        point."""
         return self._at(t).chunk(2, -1)[0]
 
     def velocity(self, t: Parameters) -> Tensor:

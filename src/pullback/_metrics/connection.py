@@ -6,10 +6,8 @@ D\psi\,\dot z\rangle` collapses to a projection,
 
 .. math:: M\,\ddot z = -\tfrac12\bigl(D\phi^\top\,\psi''[\dot z, \dot z] + D\psi^\top\,\phi''[\dot z, \dot z]\bigr),
 
-because the terms with mixed derivatives cancel. With :math:`\phi = \psi` it is least squares on the second derivative
-of an isometric embedding; with natural and mean parameters it is the mean of the e- and the m-connection; on the
-hyperboloid it is projection in Minkowski space. It costs ``d`` first derivatives and one second derivative along the
-velocity. Any other metric takes the Lagrangian form :math:`M \ddot z = \partial_z(\tfrac12 \dot z^\top M \dot z) -
+because the terms with mixed derivatives cancel: ``d`` first derivatives and one second derivative along the velocity.
+Any other metric takes the Lagrangian form :math:`M \ddot z = \partial_z(\tfrac12 \dot z^\top M \dot z) -
 \partial_s M(z + s \dot z)\,\dot z`, with reverse sweeps through ``M``.
 
 An exponential family has two flat connections besides: natural parameters :math:`\eta` and mean parameters :math:`\mu`

@@ -1,8 +1,7 @@
 r"""Square roots of covariance matrices, with derivatives that survive repeated eigenvalues.
 
-Wasserstein geometry of Gaussians needs :math:`X = S^{1/2}` and the solution of :math:`X Y + Y X = C`. Both come from
-one eigendecomposition, but autodiff through eigenvectors divides by differences of eigenvalues and gives NaN for a
-round covariance, the most common one. The derivatives of the two maps are those maps again,
+Autodiff through the eigenvectors of :math:`X = S^{1/2}`, and of the solution of :math:`X Y + Y X = C`, divides by
+differences of eigenvalues and gives NaN for a round covariance. The derivatives of the two maps are those maps again,
 
 .. math:: dX = \mathcal L_X(dS), \qquad dY = \mathcal L_X(dC - dX\,Y - Y\,dX),
    \qquad \mathcal L_X(C) = Y \iff XY + YX = C,

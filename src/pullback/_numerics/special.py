@@ -1,9 +1,8 @@
 r"""Special functions that torch lacks, as compositions of elementary operations.
 
 Every function here is an ordinary expression in torch: forward mode, reverse mode, `torch.vmap` and any nesting of them
-work without further rules. (A `torch.autograd.Function` would not do: nested forward modes silently lose its
-derivatives.) Rounding is treated the same way: each expression is arranged so that not only its value but also the
-derivatives which autodiff forms from it are free of cancellation over the whole range of its argument.
+work without further rules (nested forward modes silently lose the derivatives of a `torch.autograd.Function`). Each is
+arranged so that neither its value nor the derivatives which autodiff forms from it cancel, over its whole range.
 
 The von Mises-Fisher functions rest on two facts about the ratio :math:`R_\nu(x) = I_{\nu+1}(x) / I_\nu(x)` of modified
 Bessel functions. The recurrence

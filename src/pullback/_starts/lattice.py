@@ -5,10 +5,8 @@ is longer than the straight line by at most :math:`1/r - 1`, with r the radius o
 the unit vectors :math:`s/|s|`. The stencils here keep that below 2 %: 32 neighbors in the plane (1.3 %), 218 in space
 (1.7 %).
 
-Edges are measured in sub-steps of about one cell. The points between are shared by many edges: their positions modulo
-the grid take only a few values, so some shifted grids are decoded, once each, instead of the interior of every edge.
-Edges of as many sub-steps are measured in one sweep, which keeps a window of a few rows of its shifted grids: 9 grids
-in all sweeps in the plane, 43 in space.
+Edges are measured in sub-steps of about one cell. The points between are shared by many edges, so some shifted grids
+are decoded, once each: 9 grids in the plane, 43 in space.
 """
 
 from __future__ import annotations

@@ -55,8 +55,7 @@ def pairwise_distances(
     pair whose path does not converge is tried again from a graph of the codes. A constant: it carries no gradient.
 
     With ``out`` the blocks go to a zarr store. A run that was killed goes on from the blocks that are finished when the
-    same call is made again; a store of other codes, weights, settings or versions is refused, and the refusal names the
-    difference.
+    same call is made again; a store of another job is refused (docs/scaling.md).
 
     Args:
         metric: the geometry.
@@ -84,9 +83,6 @@ def pairwise_distances(
     Raises:
         ConvergenceError: with ``errors="raise"``, if a path did not converge.
         ValueError: if the store at `out` is that of another job.
-
-    Warns:
-        FailedPairsWarning: if pairs have no distance; its `failures` has a message for each.
 
     Example:
         >>> import torch, pullback as pb
