@@ -69,9 +69,9 @@ class GPDecoder(nn.Module):
         noisy: bool = True,
     ):
         super().__init__()
+        check_options(lengthscale=lengthscale, signal=signal, noise=noise)
         codes, x = _checked(codes, x)
         for name, value in {"lengthscale": lengthscale, "signal": signal, "noise": noise}.items():
-            check_options(**{name: value})
             self.register_buffer(name, codes.new_tensor(value))
         self.noisy = noisy
         self.register_buffer("origin", codes.mean(0))
