@@ -18,8 +18,8 @@ _EXPENSIVE, _VERY_EXPENSIVE = 2**10, 2**12
 # Steps on the coarsest level, on other levels and, where finer ones would cost much, steps times nodes: a curve that takes
 # longer is better off with more segments (toy problem and VAE).
 _FIRST_STEPS, COARSE_STEPS, _COARSE_NODES = 7, 15, 2560
-# The same where calls cost more than points: the few curves of a batch that need more steps take them on finer levels, together
-# with others (benchmarks/geodesics_gpu.py; a third less time than 7 and 15 at d = 2).
+# The same on the two coarsest levels where calls cost more than points: the few curves of a batch that need more steps take them
+# with others on finer levels (benchmarks/geodesics_gpu.py; finer levels than these would decode too much, trained VAE with d = 2).
 _DEVICE_STEPS = (4, 3)
 # Dimensions up to which the blocks of an element cost less than decoding its nodes (VAE with d = 2 and 8).
 _FEW_DIMENSIONS = 4
@@ -115,8 +115,10 @@ class Plan:
         """Few steps on coarse levels, more of them where finer ones would cost much."""
         if self.is_finest(level):
             return self.max_steps
-        first, coarse = _DEVICE_STEPS if self.on_device else (_FIRST_STEPS, COARSE_STEPS)
-        if self.expensive and not (self.use_elements or self.on_device):
+        first, coarse = _FIRST_STEPS, COARSE_STEPS
+        if self.on_device and level <= 2 * self.min_segments:
+            first, coarse = _DEVICE_STEPS
+        elif self.expensive and not self.use_elements:
             coarse = max(coarse, _COARSE_NODES // (level + 1))
         return min(first if level == self.min_segments else coarse, self.max_steps)
 

@@ -22,11 +22,12 @@ from pullback._solvers.base import ConvergenceError, Solver
 from pullback._typing import Array, Float
 
 # Pairs solved together, by the kind of device. On a core 64 take 23 ms per pair and 256 take 10
-# (benchmarks/distances.py --batch).
-BATCH = {"cpu": 1024, "cuda": 16384}
+# (benchmarks/distances.py --batch). On a GPU the few hard pairs of a batch take some hundred steps by themselves, however
+# many easy ones there are.
+BATCH = {"cpu": 1024, "cuda": 65536}
 # Codes on the side of a block: about 64 blocks per side, between these limits. A block is what a killed process loses.
 _BLOCKS_PER_SIDE = 64
-_SMALLEST_BLOCK = {"cpu": 32, "cuda": 128}
+_SMALLEST_BLOCK = {"cpu": 32, "cuda": 512}
 _LARGEST_BLOCK = 512
 # Share of the machine's memory that a matrix may take.
 _MEMORY_SHARE = 0.5
@@ -74,7 +75,7 @@ def pairwise_distances(
             are copied to them.
         out: a folder for the matrix. Needs ``pip install 'pullback[scale]'``.
         block_size: codes on the side of a block.
-        batch_size: pairs solved together, by default 1,024, and 16,384 on a GPU. Smaller ones need less memory.
+        batch_size: pairs solved together, by default 1,024, and 65,536 on a GPU. Smaller ones need less memory.
         errors: "nan" gives pairs that fail NaN and warns once, "raise" stops at the first.
 
     Returns:
