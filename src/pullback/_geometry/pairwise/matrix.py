@@ -21,8 +21,8 @@ from pullback._options import check_options
 from pullback._solvers.base import ConvergenceError, Solver
 from pullback._typing import Array, Float
 
-# Pairs solved together, by the kind of device. On a core 64 take 23 ms per pair and 256 take 10 (benchmarks/distances.py
-# --batch). On a GPU the few hard pairs of a batch take some hundred steps by themselves, however many others there are.
+# Pairs solved together, by the kind of device. On a core 64 take 23 ms per pair and 256 take 10 (--batch of
+# benchmarks/distances.py). On a GPU the few hard pairs of a batch take some hundred steps, however many others there are.
 BATCH = {"cpu": 1024, "cuda": 65536}
 # Codes on the side of a block: about 64 blocks per side, between these limits. A block is what a killed process loses.
 _BLOCKS_PER_SIDE = 64
