@@ -22,7 +22,7 @@ from pullback._solvers.base import ConvergenceError, Solver
 from pullback._typing import Array, Float
 
 # Pairs solved together, by the kind of device. On a core 64 take 23 ms per pair and 256 take 10 (--batch of
-# benchmarks/distances.py). On a GPU the few hard pairs of a batch take some hundred steps, however many others there are.
+# benchmarks/distances.py). On a GPU the few hard pairs of a batch take some hundred steps.
 BATCH = {"cpu": 1024, "cuda": 65536}
 # Codes on the side of a block: about 64 blocks per side, between these limits. A block is what a killed process loses.
 _BLOCKS_PER_SIDE = 64
