@@ -421,10 +421,10 @@ NAMES = {
 
 
 def _verdict(row: dict[str, float]) -> Verdict:
-    """Holds at two standard errors, weakly if better at all."""
+    """Holds at two standard errors, weakly at one."""
     if row["gain"] > 2 * row["standard_error"]:
         return "holds"
-    return "holds weakly" if row["gain"] > 0 else "does not hold"
+    return "holds weakly" if row["gain"] > row["standard_error"] else "does not hold"
 
 
 def _gain(row: dict[str, float]) -> str:
@@ -450,7 +450,7 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
             _verdict(one),
             ""
             if _verdict(one) == "holds"
-            else "within two standard errors, which allow for frames of one second being alike",
+            else "no gain beyond two standard errors, which allow for frames of one second being alike",
         ),
         _interpolated(numbers),
         Finding(
@@ -504,7 +504,7 @@ def _adapts(same: dict[str, float], ordinary: dict[str, float], metric: str) -> 
         if worse
         else ""
         if verdict == "holds"
-        else "within two standard errors",
+        else "no gain beyond two standard errors",
     )
 
 

@@ -75,7 +75,7 @@ class Settings:
     num_nodes: int = 10_000
     max_segments: int = 256
     # Pairs for which the true geodesics of the paper's decoder, and of one without uncertainty, are solved too.
-    num_compared: int = 12
+    num_compared: int = 6
     # Recorded poses that decoded ones are compared with.
     every_reference: int = 4
     # Of a strip.

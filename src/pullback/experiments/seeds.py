@@ -41,6 +41,8 @@ def merged(texts: Sequence[str]) -> str | None:
 
     A number that is itself an estimate with an error, ``0.20 ± 0.03``, becomes ``0.21 ± 0.02 (each ± 0.03)``.
     """
+    if len(set(texts)) == 1:
+        return texts[0]
     if len({NUMBER.sub("#", text) for text in texts}) > 1:
         return None
     found = [list(NUMBER.finditer(text)) for text in texts]
@@ -79,7 +81,7 @@ def _finding(some: Sequence[Finding]) -> Finding:
     ours = merged([f.ours for f in some]) or " / ".join(f.ours for f in some)
     counts = Counter(f.verdict for f in some)
     if len(counts) == 1:
-        return replace(weakest, ours=ours)
+        return replace(weakest, ours=ours, deviation=merged([f.deviation for f in some]) or weakest.deviation)
     told = ", ".join(f"{name} at {counts[name]} of {len(some)} seeds" for name in reversed(VERDICTS) if counts[name])
     return replace(weakest, ours=ours, deviation=f"{told}; {weakest.deviation}".rstrip("; "))
 
