@@ -14,7 +14,9 @@ in `_land_fit.py`.
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
+from dataclasses import replace
 from typing import Any, Self, get_args
 
 import numpy as np
@@ -30,12 +32,26 @@ from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback._solvers.gauss_newton import GaussNewton
 from pullback.statistics._estimator import Array, Estimator, like
-from pullback.statistics._land_fit import Component, Fit, Problem, View, first_means, fit, nearest
+from pullback.statistics._land_fit import (
+    Component,
+    Fit,
+    Problem,
+    View,
+    draw,
+    first_means,
+    fit,
+    inner_halves,
+    log_joint,
+    nearest,
+)
 from pullback.statistics._normalization import (
+    FEW_DIMENSIONS,
+    NUM_REPLICATES,
     BaseMeasure,
     Cloud,
     LogBase,
     Proposal,
+    Sample,
     gaussian_of,
     importance_sample,
     log_base,
@@ -45,16 +61,16 @@ from pullback.statistics._normalization import (
 from pullback.statistics._paths import Paths, Starts
 from pullback.statistics._surrogate import KnownRadii, log_normalizer
 
-# Paths of three digits are enough for a density, and most of the time goes into them.
-_COARSE = GaussNewton(rtol=1e-3, min_segments=8, max_segments=32, max_steps=8)
+# Most of the time goes into paths, and two digits are enough: they are solved again in elements.
+_COARSE = GaussNewton(rtol=1e-2, min_segments=8, max_segments=16, max_steps=8)
 # Share of paths that may fail, and standard error of log C or share of C far away, before a warning says so.
 _TOO_MANY_FAILED, _TOO_UNCERTAIN = 0.1, 0.1
 # Times as many points in each batch for the final normalization constants.
 _FINAL = 2
 # Between the seeds of different samples.
 _FRESH = 10_000
-# Rounds for the weight of the Gaussian of all codes: one number, and each round costs nothing.
-_SHARE_STEPS = 200
+# Rounds for the weights in the end, each of which costs nothing.
+_WEIGHT_STEPS, _LEAST_WEIGHT = 200, 1e-6
 # Points that stand for where the density has its mass.
 _NUM_KERNELS = 512
 
@@ -65,7 +81,7 @@ class LAND(DensityMixin, Estimator):
     With ``metric=None`` it is a Gaussian mixture. Otherwise its level sets follow the shortest paths, and so the data,
     if the metric knows where they are (`pullback.Extrapolated`). Where it does not, distances say less about the codes
     than coordinates do, and a LAND alone would predict them worse than a Gaussian: so the Gaussian of all codes stands
-    beside the components, with the weight that makes the codes most likely.
+    beside the components and takes part in the fit.
 
     Args:
         metric: the geometry; None for flat space.
@@ -81,13 +97,14 @@ class LAND(DensityMixin, Estimator):
         tol: the fit stops when the mean log-likelihood of a code rises by less.
         max_iter: steps of the fit, at most.
         num_points: points that the normalization constants are estimated with while fitting, by default 512, or 64 d;
-            up to eight times as many in the end, until their standard error is below 0.005.
+            up to eight times as many in the end, until their standard error is below 0.01.
         reg_covar: added to the diagonal of the second moments of the logarithms.
         init_means: means ``(K, d)`` to start from, those of a fit under a cheaper metric for instance; None for
             geodesic k-medoids.
-        init: where the search for shortest paths starts: a `Lattice` or `CodeGraph`. By default one over the codes is
-            made, a lattice in up to three dimensions.
-        solver: of shortest paths. The default, coarser than that of `pullback.geodesic`, aims at three digits.
+        init: where the search for shortest paths starts: a `Lattice` or `CodeGraph`. By default a lattice over the
+            codes in up to three dimensions.
+        solver: of shortest paths. The default, coarser than that of `pullback.geodesic`, aims at two digits, and
+            paths are then solved again.
         random_state: of the initial means, of the points above, and of `sample`.
 
     Attributes:
@@ -157,25 +174,41 @@ class LAND(DensityMixin, Estimator):
         self.codes_ = like(given.clone(), X)
         with torch.no_grad():
             paths = self._known_paths(refresh=True)
-            means = self._first_means(paths, codes, source)
-            groups = [codes[chosen > 0] for chosen in nearest(paths, codes, means).unbind(1)]
-            sample = importance_sample(functools.partial(log_base, paths, self.base_measure), groups, num, seed)
-            problem = Problem(paths, codes, sample, self.reg_covar)
-            found = fit(problem, means, tol=self.tol, max_iter=self.max_iter)
+            means = self._first_means(paths.on(given), codes, source)
+            r = nearest(paths, codes, means)
+            r = inner_halves(codes, r) if self.background and not paths.is_flat else r
+            problem = self._problem(paths, codes, [codes[chosen > 0] for chosen in r.unbind(1)], num, seed)
+            found = fit(problem, means, tol=self.tol, max_iter=self.max_iter, r=r)
             self._finish(problem, found, _FINAL * num, seed + _FRESH, X)
             far = max(_far_share(problem, self._log_base, c, seed) for c in found.components)
         _warn(found, self.max_iter)
         _warn_of_noise(float(self.log_normalizer_se_.max()), far, self.base_measure)
         return self
 
+    def _problem(self, paths: Paths, codes: Tensor, groups: list[Tensor], num: int, seed: int) -> Problem:
+        """What the fit needs to know; in flat space nothing stands beside the components, and the sample stays."""
+        base = functools.partial(log_base, paths, self.base_measure)
+        sample = importance_sample(base, groups, num, seed, everything=codes if self.background else None)
+        if paths.is_flat:
+            return Problem(paths, codes, sample, self.reg_covar)
+        beside = gaussian_of(codes).log_prob(codes) - base(codes) if self.background else None
+        seeds = itertools.count(seed + NUM_REPLICATES, NUM_REPLICATES)
+
+        def redraw(points: Tensor) -> Sample:
+            return importance_sample(base, [points], num, next(seeds), everything=codes)
+
+        return Problem(paths, codes, sample, self.reg_covar, beside, redraw)
+
     def _known_paths(self, refresh: bool = False) -> Paths:
-        """How paths are found: with a graph over the codes, in the precision of the codes."""
+        """How paths are found: with a lattice over the codes in up to three dimensions, in the precision of the codes.
+
+        In more of them a graph would make paths twice as expensive and no shorter (100 paths of a VAE with d = 8).
+        """
         if refresh or not hasattr(self, "_cached_paths"):
             codes = torch.as_tensor(self.codes_)
-            paths = self._paths()
             solver = _COARSE if self.solver is None else self.solver
-            paths = Paths(paths.metric, self.init, solver, dtype=codes.dtype).on(codes)
-            self._cached_paths = paths
+            paths = Paths(self._paths().metric, self.init, solver, dtype=codes.dtype)
+            self._cached_paths = paths.on(codes) if codes.shape[1] <= FEW_DIMENSIONS else paths
         return self._cached_paths
 
     @progress("LAND")
@@ -245,9 +278,10 @@ class LAND(DensityMixin, Estimator):
         for k, (c, some) in enumerate(zip(found.components, known, strict=True)):
             totals.append(_normalizer(problem.paths, base, c, some, num, seed + (k + 1) * _FRESH))
         precisions = torch.stack([c.precision for c in found.components])
-        share = _background_share(problem, found, totals, base(problem.codes)) if self.background else 0.0
-        self.background_weight_ = share
-        self.weights_ = like((1 - share) * found.weights, X)
+        exact = [replace(c, log_normalizer=total) for c, (total, _) in zip(found.components, totals, strict=True)]
+        weights = _weights(problem, exact, found.weights)
+        self.weights_ = like(weights, X)
+        self.background_weight_ = 0.0 if problem.log_background is None else float((1 - weights.sum()).clamp_min(0))
         self.means_ = like(torch.stack([c.mean for c in found.components]), X)
         self.precisions_, self.covariances_ = like(precisions, X), like(torch.linalg.inv(precisions), X)
         self.log_normalizers_ = like(torch.stack([total for total, _ in totals]), X)
@@ -291,18 +325,23 @@ class LAND(DensityMixin, Estimator):
         return kept[:n, :d], kept[:n, d:-1]
 
 
-def _background_share(problem: Problem, found: Fit, totals: list[tuple[Tensor, Tensor]], log_base: Tensor) -> float:
-    """The weight of the Gaussian of all codes beside the components, by expectation maximization; 0 in flat space."""
-    if problem.paths.is_flat:
-        return 0.0
-    terms = zip(found.components, found.weights, totals, strict=True)
-    joint = [w.log() - 0.5 * quadratic(c.v, c.precision) - total for c, w, (total, _) in terms]
-    gain = torch.stack(joint, 1).logsumexp(1) + log_base - gaussian_of(problem.codes).log_prob(problem.codes)
-    share = gain.new_tensor(0.5)
-    for _ in range(_SHARE_STEPS):
-        share = torch.sigmoid(torch.logit(share, 1e-12) - gain).mean()
-    # components keep a weight that has a logarithm
-    return float(share.clamp_max(1 - 1e-6))
+def _weights(problem: Problem, components: list[Component], weights: Tensor) -> Tensor:
+    """Weights of the greatest likelihood, now that the normalization constants are known better.
+
+    Components that gain less on the background than they have parameters, per code, would lose on other codes (Akaike
+    1974): they are left with next to nothing.
+    """
+    for _ in range(_WEIGHT_STEPS):
+        weights = log_joint(problem, components, weights).softmax(1)[:, : len(components)].mean(0)
+        # components keep a weight that has a logarithm
+        weights = weights.clamp_min(_LEAST_WEIGHT)
+    if problem.log_background is not None:
+        gain = (log_joint(problem, components, weights).logsumexp(1) - problem.log_background).mean()
+        d = problem.codes.shape[1]
+        num_parameters = len(components) * (1 + d + d * (d + 1) // 2)
+        if gain < num_parameters / len(problem.codes):
+            return torch.full_like(weights, _LEAST_WEIGHT)
+    return weights
 
 
 def _normalizer(
@@ -328,23 +367,21 @@ def _where_the_mass_is(problem: Problem, found: Fit, base: LogBase, seed: int) -
     """For each component, points drawn in proportion to its density: from the fit's sample, and from a finer one
     around those.
     """
-    source = torch.Generator(device=problem.codes.device).manual_seed(seed)
-    num = -(-_NUM_KERNELS // len(found.components))
-    groups = [_draw(problem.sample.z, c.cloud.log_terms(c.precision), num, source) for c in found.components]
-    sample = importance_sample(base, groups, 2 * len(problem.sample.z), seed + 1, adapted=True)
-    z, known = torch.cat([problem.codes, problem.sample.z, sample.z]), []
-    for c, group in zip(found.components, groups, strict=True):
+    num, known = -(-_NUM_KERNELS // len(found.components)), []
+    for k, c in enumerate(found.components):
+        group = draw(c.sample.z, c.mass, num)
+        if problem.codes.shape[1] > FEW_DIMENSIONS:
+            # points are too sparse there to guess anything between them
+            z, radius = torch.cat([problem.codes, c.sample.z]), _radius(c.view.v, c.precision)
+            known.append(KnownRadii(group, z, radius, problem.codes))
+            continue
+        first = seed + 1 + k * NUM_REPLICATES
+        sample = importance_sample(base, [group], 2 * len(c.sample.z), first, adapted=True, everything=problem.codes)
         cloud = Cloud(View.of(problem.paths, c.mean, sample.z).v, sample.log_weight)
-        points = torch.cat([group, _draw(sample.z, cloud.log_terms(c.precision), num, source)])
-        v = torch.cat([c.v, c.cloud.v, cloud.v])
-        known.append(KnownRadii(points, z, _radius(v, c.precision)))
+        points = torch.cat([group, draw(sample.z, cloud.log_terms(c.precision).softmax(0), num)])
+        radius = _radius(torch.cat([c.v, c.cloud.v, cloud.v]), c.precision)
+        known.append(KnownRadii(points, torch.cat([problem.codes, c.sample.z, sample.z]), radius, problem.codes))
     return known
-
-
-def _draw(points: Tensor, log_mass: Tensor, num: int, source: torch.Generator) -> Tensor:
-    mass = log_mass.softmax(0)
-    some = max(points.shape[1] + 1, min(num, int((mass > 1e-4 * mass.max()).sum())))
-    return points[torch.multinomial(mass, some, generator=source)]
 
 
 def _warn(found: Fit, max_iter: int) -> None:

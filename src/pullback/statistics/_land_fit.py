@@ -1,7 +1,7 @@
 r"""Greatest likelihood for mixtures of locally adaptive normal densities.
 
-Expectation maximization: responsibilities of the components for the codes, then for each component one step uphill on
-its part of the likelihood, with codes weighted by responsibility,
+Expectation maximization: responsibilities of the components for the codes (and of a given density that may stand beside
+them), then for each component one step uphill on its part of the likelihood, with codes weighted by responsibility,
 
 .. math:: \phi(\mu, \Gamma) = \tfrac12 \sum_n r_n \mathrm{Log}_\mu(x_n)^\top \Gamma\, \mathrm{Log}_\mu(x_n) + \log
           C(\mu, \Gamma).
@@ -13,10 +13,14 @@ direction is first that of Arvanitidis et al. (2016), the mean logarithm of the 
 minimum, not at it. So when it helps no more, :math:`D_\mu \mathrm{Log}_\mu` is computed, from the Hessians of the
 squared distances or by differences, and the steps become those of a quasi-Newton method. All are judged by
 :math:`\phi` itself, and shortened where that did not fall.
+
+The integral C is a sum over points around the component. When the component has become so narrow, or has moved so far,
+that few of them count, new ones are drawn where it is now (adaptive importance sampling; Cappé et al. 2004).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,7 +30,7 @@ from pullback._metrics.connection import filtered_inverse
 from pullback._starts.graph import Graph
 from pullback._starts.lattice import Lattice
 from pullback.statistics._clustering import GeodesicKMeans, greedy_medoids, swap_medoids
-from pullback.statistics._normalization import Cloud, Sample, best_precision, quadratic
+from pullback.statistics._normalization import Cloud, Sample, best_precision, gaussian_of, quadratic
 from pullback.statistics._paths import Paths
 from pullback.statistics._stars import LogStar, Star, star
 
@@ -40,6 +44,11 @@ _DIFFERENCE = 0.05
 _STEEPEST = 10.0
 # Codes among which the first means are chosen: 2,016 pairs in a graph take about a second.
 _MAX_SEEDS = 64
+# Share of the points of a sample that must count (effective sample size), points around which a new one is drawn, and
+# rounds of expectation maximization between two steps of the means, which cost next to nothing. Choices.
+_TOO_FEW, _NUM_DRAWN, _MAX_SETTLING = 0.15, 512, 20
+# Least weight of the background, so that it has a logarithm.
+_LEAST = 1e-12
 # Promised decrease of the energy, relative, at which paths that follow a mean count as solved; and steps for that.
 _SETTLED, _MAX_RELAXATIONS = 1e-4, 3
 
@@ -75,6 +84,13 @@ class View:
         gap = -0.5 * found.slope.to(mean) - line @ M
         return cls(line + gap @ filtered_inverse(M), rays.converged, rays)
 
+    def replaced(self, first: int, new: View) -> View:
+        """The view with other points from the number `first` on."""
+        rows = torch.arange(first, len(self.v), device=self.v.device)
+        star = None if self.star is None or new.star is None else self.star.replaced(rows, new.star)
+        v, converged = torch.cat([self.v[:first], new.v]), torch.cat([self.converged[:first], new.converged])
+        return View(v, converged, star)
+
     def derivative(self, paths: Paths, mean: Tensor) -> Tensor | None:
         r"""The derivatives ``(m, d, d)`` of the tangents in the mean, by the Hessians H of half the squared distances.
 
@@ -91,28 +107,51 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What stays the same during a fit: codes ``(n, d)``, the sample that normalizes, how paths are found."""
+    """What stays the same during a fit.
+
+    Attributes:
+        paths: how paths are found.
+        codes: ``(n, d)``.
+        sample: that normalizes at first.
+        reg_covar: added to second moments.
+        log_background: the log-density ``(n,)`` of what stands beside the components, with respect to the base measure.
+        redraw: a sample around given points; None if the first is to stay.
+    """
 
     paths: Paths
     codes: Tensor
     sample: Sample
     reg_covar: float
+    log_background: Tensor | None = None
+    redraw: Callable[[Tensor], Sample] | None = None
 
     def contains(self, z: Tensor) -> bool:
-        """Whether a point lies where the sample does."""
+        """Whether a point lies where the first sample does."""
         return bool(((z >= self.sample.z.amin(0)) & (z <= self.sample.z.amax(0))).all())
 
 
 @dataclass(frozen=True, eq=False)
 class Component:
-    """One normal density: mean, precision, log C, and the logarithms of the codes and the sample at its mean."""
+    """One normal density: mean, precision, log C, the sample it is normalized with, and the logarithms of the codes and
+    the sample at its mean."""
 
     mean: Tensor
     precision: Tensor
     log_normalizer: Tensor
+    sample: Sample
     v: Tensor
     cloud: Cloud
     view: View
+
+    @property
+    def mass(self) -> Tensor:
+        """The share of each point of the sample in C."""
+        return self.cloud.log_terms(self.precision).softmax(0)
+
+    @property
+    def count(self) -> float:
+        """For how large a share of the points the sample counts."""
+        return float(1 / self.mass.square().sum()) / len(self.sample.z)
 
     def log_density(self) -> Tensor:
         """Of the codes, with respect to the base measure."""
@@ -124,7 +163,8 @@ class Component:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Components, their weights ``(K,)``, and how the fit went: the mean log-likelihood after every step."""
+    """Components, their weights ``(K,)``, which lack that of the background of one, and how the fit went: the mean
+    log-likelihood after every step."""
 
     components: list[Component]
     weights: Tensor
@@ -162,28 +202,68 @@ class Pace:
     rests: bool = False
 
 
-def fit(problem: Problem, means: Tensor, *, tol: float, max_iter: int) -> Fit:
-    """Expectation maximization from the given means, until the mean log-likelihood rises by less than `tol`."""
-    r = nearest(problem.paths, problem.codes, means)
+def fit(problem: Problem, means: Tensor, *, tol: float, max_iter: int, r: Tensor | None = None) -> Fit:
+    """Expectation maximization from the given means, until the mean log-likelihood rises by less than `tol`.
+
+    It starts from responsibilities r, ``(n, K)``, by default those of the nearest mean.
+    """
+    r = nearest(problem.paths, problem.codes, means) if r is None else r
     components = [component_at(problem, mean, _share(r[:, k])) for k, mean in enumerate(means)]
     weights, paces = r.mean(0), [Pace(exact=problem.paths.is_flat)] * len(means)
-    bounds, done = [float(_log_joint(components, weights).logsumexp(1).mean())], False
+    bounds, done = [log_joint(problem, components, weights).logsumexp(1).mean().item()], False
     while not done and len(bounds) <= max_iter:
-        r = _log_joint(components, weights).softmax(1)
-        weights = r.mean(0)
+        components, weights, r = _settle(problem, components, weights, tol)
         moved = [_improve(problem, c, _share(r[:, k]), paces[k], tol) for k, c in enumerate(components)]
         components, paces = [c for c, _ in moved], [pace for _, pace in moved]
-        bounds.append(float(_log_joint(components, weights).logsumexp(1).mean()))
+        bounds.append(log_joint(problem, components, weights).logsumexp(1).mean().item())
         done = all(pace.rests for pace in paces) and bounds[-1] - bounds[-2] < tol
     return Fit(components, weights, bounds, done)
 
 
-def component_at(problem: Problem, mean: Tensor, r: Tensor, last: View | None = None) -> Component:
+def _settle(
+    problem: Problem, components: list[Component], weights: Tensor, tol: float
+) -> tuple[list[Component], Tensor, Tensor]:
+    """Weights and precisions while the means stay, which takes no new path unless a sample has to be drawn anew."""
+    last = -torch.inf
+    for k in range(_MAX_SETTLING if problem.log_background is not None else 1):
+        r = log_joint(problem, components, weights).softmax(1)[:, : len(components)]
+        weights = r.mean(0)
+        if k or problem.log_background is not None:
+            components = [_with_precision(c, problem, _share(r[:, j])) for j, c in enumerate(components)]
+            components = [_covered(problem, c, _share(r[:, j])) for j, c in enumerate(components)]
+        now = log_joint(problem, components, weights).logsumexp(1).mean().item()
+        if now - last < tol:
+            break
+        last = now
+    return components, weights, r
+
+
+def _covered(problem: Problem, component: Component, r: Tensor) -> Component:
+    """The component with a new sample if few points of the old one count."""
+    if problem.redraw is None or component.count > _TOO_FEW:
+        return component
+    half = max(_NUM_DRAWN // 2, len(component.mean) + 1)
+    where = [draw(problem.codes, r, half), draw(component.sample.z, component.mass, half)]
+    sample, n = problem.redraw(torch.cat(where)), len(problem.codes)
+    view = component.view.replaced(n, View.of(problem.paths, component.mean, sample.z))
+    cloud = Cloud(view.v[n:], sample.log_weight)
+    return _with_precision(replace(component, sample=sample, cloud=cloud, view=view), problem, r)
+
+
+def draw(points: Tensor, mass: Tensor, num: int) -> Tensor:
+    """Points in proportion to their mass, evenly: each as often as its share says, up to one."""
+    grid = (torch.arange(num, dtype=mass.dtype, device=mass.device) + 0.5) / num
+    return points[torch.searchsorted(mass.cumsum(0) / mass.sum(), grid).clamp_max(len(points) - 1)]
+
+
+def component_at(
+    problem: Problem, mean: Tensor, r: Tensor, last: View | None = None, sample: Sample | None = None
+) -> Component:
     """The component at a mean with the precision that suits the codes, weighted by r, best."""
-    n = len(problem.codes)
-    view = View.of(problem.paths, mean, torch.cat([problem.codes, problem.sample.z]), last)
-    cloud = Cloud(view.v[n:], problem.sample.log_weight)
-    return _with_precision(Component(mean, torch.eye(len(mean)).to(mean), mean[0], view.v[:n], cloud, view), problem, r)
+    n, sample = len(problem.codes), problem.sample if sample is None else sample
+    view = View.of(problem.paths, mean, torch.cat([problem.codes, sample.z]), last)
+    cloud, one = Cloud(view.v[n:], sample.log_weight), torch.eye(len(mean)).to(mean)
+    return _with_precision(Component(mean, one, mean[0], sample, view.v[:n], cloud, view), problem, r)
 
 
 def _with_precision(component: Component, problem: Problem, r: Tensor) -> Component:
@@ -193,8 +273,14 @@ def _with_precision(component: Component, problem: Problem, r: Tensor) -> Compon
 
 
 def _moment(component: Component, problem: Problem, r: Tensor) -> Tensor:
-    moment = component.v.mT @ (r[:, None] * component.v)
-    return moment + problem.reg_covar * torch.eye(len(moment)).to(moment)
+    """The second moment of the logarithms.
+
+    That of all codes is mixed in by the square of d over the number of codes that count, the order to which a moment of
+    so few is known: nothing for hundreds of codes, much for a component that is about to collapse onto a handful.
+    """
+    every, moment = component.v.mT @ component.v / len(r), component.v.mT @ (r[:, None] * component.v)
+    share = (len(moment) * r.square().sum()).square().clamp_max(0.5)
+    return torch.lerp(moment, every, share) + problem.reg_covar * torch.eye(len(moment)).to(moment)
 
 
 def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol: float) -> tuple[Component, Pace]:
@@ -210,7 +296,7 @@ def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol:
     if slope is None and pace.exact and 0.5 * size**2 < tol:
         return component, Pace(exact=True, rests=True)
     mean = component.mean + pace.step * min(1.0, _MAX_STEP / max(size, 1e-12)) * direction
-    moved = component_at(problem, mean, r, component.view) if problem.contains(mean) else None
+    moved = component_at(problem, mean, r, component.view, component.sample) if problem.contains(mean) else None
     gain = -torch.inf if moved is None else component.cost(r) - moved.cost(r)
     if moved is not None and gain > 0:
         return moved, Pace(min(1.0, 2 * pace.step), pace.exact or gain < 10 * tol, slope)
@@ -246,7 +332,7 @@ def _slope(problem: Problem, component: Component, r: Tensor, last: Slope | None
 def _differences(problem: Problem, component: Component, r: Tensor) -> Tensor:
     """Derivatives of the tangents in the mean, by differences along the axes of their second moment."""
     axes = _DIFFERENCE * torch.linalg.cholesky(_moment(component, problem, r)).mT
-    scale, points, changes = torch.cholesky_inverse(axes.mT), torch.cat([problem.codes, problem.sample.z]), []
+    scale, points, changes = torch.cholesky_inverse(axes.mT), torch.cat([problem.codes, component.sample.z]), []
     for axis in axes:
         change = View.of(problem.paths, component.mean + axis, points).v - component.view.v
         hops = quadratic(change, scale).sqrt() > _STEEPEST
@@ -268,8 +354,13 @@ def _share(r: Tensor) -> Tensor:
     return r / r.sum().clamp_min(torch.finfo(r.dtype).tiny)
 
 
-def _log_joint(components: list[Component], weights: Tensor) -> Tensor:
-    return torch.stack([c.log_density() for c in components], 1) + weights.log()
+def log_joint(problem: Problem, components: list[Component], weights: Tensor) -> Tensor:
+    """log w_k p_k of the codes, ``(n, K)``, with the background ``(n, K + 1)``."""
+    joint = torch.stack([c.log_density() for c in components], 1) + weights.log()
+    if problem.log_background is None:
+        return joint
+    rest = (1 - weights.sum()).clamp_min(_LEAST).log()
+    return torch.cat([joint, (problem.log_background + rest)[:, None]], 1)
 
 
 def nearest(paths: Paths, codes: Tensor, means: Tensor) -> Tensor:
@@ -277,6 +368,21 @@ def nearest(paths: Paths, codes: Tensor, means: Tensor) -> Tensor:
     if len(means) == 1:
         return torch.ones_like(codes[:, :1])
     return torch.nn.functional.one_hot(paths.matrix(codes, means).argmin(1), len(means)).to(codes)
+
+
+def inner_halves(codes: Tensor, r: Tensor) -> Tensor:
+    """Responsibilities ``(n, K)`` for that half of its codes alone that is nearest to the middle of each component.
+
+    Beside a Gaussian that explains all codes to begin with, components have to be better somewhere.
+    """
+    kept = torch.zeros_like(r)
+    for k in range(r.shape[1]):
+        rows = r[:, k].nonzero()[:, 0]
+        gaussian = gaussian_of(codes[rows])
+        radius = torch.linalg.solve_triangular(gaussian.scale_tril, (codes[rows] - gaussian.loc).mT, upper=False)
+        square = radius.square().sum(0)
+        kept[rows, k] = r[rows, k] * (square <= square.median())
+    return kept
 
 
 def first_means(paths: Paths, codes: Tensor, num: int, source: torch.Generator) -> Tensor:

@@ -35,14 +35,19 @@ BaseMeasure = Literal["volume", "lebesgue"]
 LogBase = Callable[[Tensor], Tensor]
 # Independent parts of a sample, whose scatter is the standard error.
 NUM_REPLICATES = 8
+# In more dimensions than these a few thousand points are too sparse to cover anything.
+FEW_DIMENSIONS = 3
 # Codes whose covariance a kernel has, and kernels at most. Choices.
 _NEIGHBORS, _MAX_KERNELS = 16, 1000
-# Shares of narrow kernels, wide ones, and one Gaussian over all; and where the kernels are known to lie as the density
-# does.
-_SHARES, _ADAPTED_SHARES = (0.35, 0.2, 0.45), (0.6, 0.3, 0.1)
+# Shares of narrow kernels, wide ones, and one Gaussian over all; the same where the kernels are known to lie as the
+# density does; and in more than three dimensions. Choices.
+_SHARES, _ADAPTED_SHARES, _SPARSE_SHARES = (0.35, 0.2, 0.45), (0.6, 0.3, 0.1), (0.05, 0.1, 0.85)
+# Share of a Gaussian over all codes where points are drawn around some of them: so no weight is very large.
+_DEFENSIVE = 0.1
 # Standard deviations of the wide kernels over the narrow, which reach into walls, and of the one Gaussian over the
 # codes, in up to two dimensions; in more of them volumes grow by the same factor, else next to no point would lie
-# where the density does (1024 points at d = 8 counted as 130; benchmarks/latent_statistics.py).
+# where the density does. Of 1,024 points around 500 codes of a VAE with d = 8, 656 count for the Gaussian of the codes
+# (441 with the shares of few dimensions).
 _WIDE, _BROAD = 3.0, 2.0
 # Nats that hold precisions to the second moment of the data where the likelihood is flat in them.
 _BARRIER = 1e-2
@@ -93,20 +98,27 @@ def quadratic(v: Tensor, precision: Tensor) -> Tensor:
 
 
 def importance_sample(
-    log_base: LogBase, groups: list[Tensor], num: int, random_state: int, *, adapted: bool = False
+    log_base: LogBase,
+    groups: list[Tensor],
+    num: int,
+    random_state: int,
+    *,
+    adapted: bool = False,
+    everything: Tensor | None = None,
 ) -> Sample:
     r"""Points from a density around groups of codes, by scrambled Sobol sequences, one for each replicate.
 
     The density is a mixture: one half Gaussian kernels at the codes, narrow and wide, each with the covariance of its
     neighbors, for densities that follow the data; the other half one broad Gaussian, for those that do not.
-    With `adapted` the groups are samples of the densities in question, and nearly all of it is kernels. The weights
-    1/q are then
-    calibrated: for each group of codes, with :math:`g = N(m, \Sigma)` that has the moments of the group, the integrals
-        of
-    :math:`g, g z, g z z^\top` over dz are made exact. That removes the noise a nearly Gaussian density would see.
+    With `adapted` the groups are samples of the densities in question, and nearly all of it is kernels. In more than
+    three dimensions nearly all of it is the Gaussian. A tenth are points of a Gaussian over `everything`, if given.
+
+    The weights 1/q are then calibrated: for each group of codes, with :math:`g = N(m, \Sigma)` that has the moments of
+    the group, the integrals of :math:`g, g z, g z z^\top` over dz are made exact. That removes the noise a nearly
+    Gaussian density would see.
     """
     codes = torch.cat(groups)
-    proposal = Proposal.fit(codes, _ADAPTED_SHARES if adapted else _SHARES)
+    proposal = Proposal.fit(codes, _ADAPTED_SHARES if adapted else _SHARES, everything)
     per_replicate = max(2 * _num_controls(codes.shape[1]), -(-num // NUM_REPLICATES))
     z = torch.cat([proposal.draw(per_replicate, random_state + r) for r in range(NUM_REPLICATES)])
     weight = -proposal.log_density(z) - np.log(len(z))
@@ -202,23 +214,32 @@ class Proposal:
     log_shares: Tensor
 
     @classmethod
-    def fit(cls, codes: Tensor, shares: tuple[float, float, float] = _ADAPTED_SHARES) -> Proposal:
+    def fit(
+        cls,
+        codes: Tensor,
+        shares: tuple[float, float, float] = _ADAPTED_SHARES,
+        everything: Tensor | None = None,
+    ) -> Proposal:
         """Kernels with the covariances of each code's neighbors, the same three times as wide, and one broad
-        Gaussian.
+        Gaussian; another over `everything`.
         """
-        every = -(-len(codes) // _MAX_KERNELS)
-        centers, (mean, covariance) = codes[::every], _moments(codes)
-        squares = (centers[:, None] - codes).square().sum(-1)
-        k = min(_NEIGHBORS + codes.shape[1], len(codes))
-        near = codes[squares.topk(k, largest=False).indices] - centers[:, None]
+        shares = _SPARSE_SHARES if codes.shape[1] > FEW_DIMENSIONS else shares
+        (mean, covariance), different = _moments(codes), codes.unique(dim=0)
+        centers = different[:: -(-len(different) // _MAX_KERNELS)]
+        squares = (centers[:, None] - different).square().sum(-1)
+        k = min(_NEIGHBORS + codes.shape[1], len(different))
+        near = different[squares.topk(k, largest=False).indices] - centers[:, None]
         local = near.mT @ near / k + 1e-3 * covariance
-        counts = torch.tensor([len(centers), len(centers), 1])
-        each = (torch.tensor(shares, dtype=codes.dtype) / counts).repeat_interleave(counts)
+        counts = torch.tensor([len(centers), len(centers), 1, 1])
+        rest = 0.0 if everything is None else _DEFENSIVE
+        mean_all, covariance_all = (mean, covariance) if everything is None else _moments(everything)
+        each = torch.tensor([*((1 - rest) * share for share in shares), rest], dtype=codes.dtype) / counts
         wide, broad = (width ** (2 * min(1.0, 2 / codes.shape[1])) for width in (_WIDE, _BROAD))
+        covariances = [local, wide * local, broad * covariance[None], broad * covariance_all[None]]
         return cls(
-            torch.cat([centers, centers, mean[None]]),
-            torch.linalg.cholesky(torch.cat([local, wide * local, broad * covariance[None]])),
-            each.to(codes).log(),
+            torch.cat([centers, centers, mean[None], mean_all[None]]),
+            torch.linalg.cholesky(torch.cat(covariances)),
+            each.repeat_interleave(counts).to(codes).log(),
         )
 
     def draw(self, num: int, seed: int) -> Tensor:
