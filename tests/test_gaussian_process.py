@@ -164,7 +164,7 @@ def test_refuses_data_it_cannot_use():
         ValueError, match=r"codes \(n, d\) and data \(n, D\) of the same n; got \(40, 2\) and \(39, 4\)"
     ):
         pb.GPDecoder.fit(codes, x[1:])
-    with pytest.raises(ValueError, match=r"noise is 0.0; it must be positive\. GPDecoder\.fit"):
+    with pytest.raises(ValueError, match=r"noise must be a positive number; got 0\.0"):
         pb.GPDecoder(codes, x, lengthscale=1.0, signal=1.0, noise=0.0)
     with pytest.raises(ValueError, match=r"singular to working precision.* Raise noise"):
         pb.GPDecoder(codes.float(), x.float(), lengthscale=100.0, signal=1.0, noise=1e-9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from numbers import Integral, Real
 from typing import Any
@@ -11,7 +10,7 @@ _COUNTS = re.compile(r"(num|n|max|min)_|.*_size$|resolution$")
 
 
 def check_options(*, least: int = 1, **options: Any) -> None:
-    """Refuses options that are no positive finite numbers, and counts that are not whole or below `least`.
+    """Refuses options that are no positive numbers, and counts that are not whole or below `least`.
 
     None stands for a default and passes. Counts are told by their names: ``num_…``, ``max_…``, ``…_size`` and such.
 
@@ -25,5 +24,5 @@ def check_options(*, least: int = 1, **options: Any) -> None:
         if _COUNTS.match(name):
             if not isinstance(value, Integral) or value < least:
                 raise ValueError(f"{name} must be a whole number, at least {least}; got {value!r}.")
-        elif not isinstance(value, Real) or not 0 < float(value) < math.inf:
+        elif not isinstance(value, Real) or not float(value) > 0:
             raise ValueError(f"{name} must be a positive number; got {value!r}.")
