@@ -4,10 +4,11 @@ A decoder treats the codes of a batch independently, so the Jacobians of the who
 derivatives of the whole batch, vectorized with `torch.vmap` over the ``d`` tangent directions. Mapping over the points
 instead fails for decoders (torch's distributions branch on values) and is hundreds of times slower.
 
-First derivatives are taken in forward mode, in which a few operations are rewritten (see `pullback._autodiff.rewrites`).
-On networks 64-64-784 and on transposed convolutions, d = 2, 8, 32, it takes 0.5 to 0.9 times the time of two reverse sweeps
-(up to 1.5 times for batches of 64 codes with d = 2), and 0.4 to 0.9 times that of one direction after the other. Maps with an operation that has no
-forward-mode rule take the two reverse sweeps (``forward=False``). Second derivatives are taken in reverse mode.
+First derivatives are taken in forward mode, in which a few operations are rewritten (see
+`pullback._autodiff.rewrites`). On networks 64-64-784 and on transposed convolutions, d = 2, 8, 32, it takes 0.5 to 0.9
+times the time of two reverse sweeps (up to 1.5 times for batches of 64 codes with d = 2), and 0.4 to 0.9 times that of
+one direction after the other. Maps with an operation that has no forward-mode rule take the two reverse sweeps
+(``forward=False``). Second derivatives are taken in reverse mode.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def pushforward(f: Map, z: Tensor, *, forward: bool = True) -> tuple[Tensors, Te
     r"""Values and Jacobians of ``f`` at every code.
 
     For ``z`` of shape ``(*batch, d)`` and each output of shape ``(*batch, *out)``, the Jacobian has shape
-    ``(d, *batch, *out)``: entry ``i`` is :math:`\partial f / \partial z_i`. `forward` is whether all operations of ``f`` have
-    a forward-mode rule; `pullback._decoders.probe` knows it of a decoder.
+    ``(d, *batch, *out)``: entry ``i`` is :math:`\partial f / \partial z_i`. `forward` is whether all operations of
+    ``f`` have a forward-mode rule; `pullback._decoders.probe` knows it of a decoder.
     """
     return directional(f, z, _basis(z), forward=forward)
 
@@ -44,7 +45,8 @@ def jacobian(f: Map, z: Tensor, *, forward: bool = True) -> tuple[Tensors, Tenso
 def jacobian_and_more(
     f: Callable[[Tensor], tuple[Tensors, Tensors]], z: Tensor, *, forward: bool = True
 ) -> tuple[Tensors, Tensors, Tensors]:
-    """Values and Jacobians of the first outputs of ``f``, and values of the second, which are not differentiated; constants.
+    """Values and Jacobians of the first outputs of ``f``, and values of the second, which are not differentiated;
+    constants.
 
     For speed ``f`` computes the second inside `pullback._autodiff.torch_internals.values_only`.
     """
@@ -63,7 +65,8 @@ def jacobian_and_more(
 
 
 def directional(f: Map, z: Tensor, v: Tensor, *, forward: bool = True) -> tuple[Tensors, Tensors]:
-    r"""Values of ``f`` at ``z`` and its derivatives along ``v`` of shape ``(k, *z.shape)``: ``k`` tangents at every code."""
+    r"""Values of ``f`` at ``z`` and its derivatives along ``v`` of shape ``(k, *z.shape)``: ``k`` tangents at every
+    code."""
     return _forward(f, z, v) if forward else _two_reverse_sweeps(f, z, v)
 
 
@@ -94,8 +97,9 @@ def _two_reverse_sweeps(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]
 def hessian(f: Callable[[Tensor], Tensor], z: Tensor, *, functional: bool = True) -> Tensor:
     r"""Hessians ``(*batch, d, d)`` of a scalar function of each code, ``f(z)`` of shape ``(*batch,)``.
 
-    Reverse mode twice, one direction at a time and without `torch.vmap`: divergences branch on the values of parameters. By
-    `torch.func`, inside which rules can tell what depends on the code, unless an operation of ``f`` is unknown to it.
+    Reverse mode twice, one direction at a time and without `torch.vmap`: divergences branch on the values of
+    parameters. By `torch.func`, inside which rules can tell what depends on the code, unless an operation of ``f`` is
+    unknown to it.
     """
     if not functional:
         return _plain_hessian(f, z, keep=torch.is_grad_enabled() and z.requires_grad)
@@ -121,8 +125,8 @@ def _plain_hessian(f: Callable[[Tensor], Tensor], z: Tensor, *, keep: bool) -> T
 def jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:
     r"""Values of ``f``, Jacobians ``(*batch, d, K)``, and second derivatives along ``v`` and ``w``, ``(*batch, K, m)``.
 
-    Both are derivatives in ``y`` of derivatives in ``z`` of :math:`\langle y, f(z)\rangle`. Reverse mode thrice: several
-    times faster than nested forward mode.
+    Both are derivatives in ``y`` of derivatives in ``z`` of :math:`\langle y, f(z)\rangle`. Reverse mode thrice:
+    several times faster than nested forward mode.
     """
     keep = differentiable(z, v)
     with torch.inference_mode(False), torch.enable_grad(), Rewritten():
@@ -146,7 +150,8 @@ def variable(z: Tensor) -> Tensor:
 
 
 def differentiable(z: Tensor, v: Tensor) -> bool:
-    """Whether the steps are recorded: only if asked to by the inputs, as a decoder's own parameters always require it."""
+    """Whether the steps are recorded: only if asked to by the inputs, as a decoder's own parameters always require
+    it."""
     return torch.is_grad_enabled() and (z.requires_grad or v.requires_grad)
 
 

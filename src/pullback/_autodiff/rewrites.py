@@ -1,15 +1,15 @@
 r"""Operations of torch whose derivatives are missing or wrong, written in others whose derivatives are right.
 
-Forward mode is how the library differentiates decoders, and solvers differentiate the result once more. In torch 2.13 some
-operations spoil one of the two, most of them without notice:
+Forward mode is how the library differentiates decoders, and solvers differentiate the result once more. In torch 2.13
+some operations spoil one of the two, most of them without notice:
 
 - `torch.cdist` has no forward-mode derivative, `glu` has one that cannot be differentiated;
 - `torch.cholesky_inverse` has a wrong forward-mode derivative;
-- `layer_norm`, `instance_norm`, `torch.linalg.solve`, ``det``, ``logdet`` and ``slogdet`` have a right one whose own derivative is wrong: it takes
-  the statistics or factors that the formula reuses for constants.
+- `layer_norm`, `instance_norm`, `torch.linalg.solve`, ``det``, ``logdet`` and ``slogdet`` have a right one whose own
+  derivative is wrong: it takes the statistics or factors that the formula reuses for constants.
 
-Inside `Rewritten` they are replaced by equal expressions. A test compares each with finite differences. So are linear layers and
-convolutions, for speed: forward mode also multiplies their input by the weight's tangent, which is zero.
+Inside `Rewritten` they are replaced by equal expressions. A test compares each with finite differences. So are linear
+layers and convolutions, for speed: forward mode also multiplies their input by the weight's tangent, which is zero.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def _glu(input: Tensor, dim: int = -1) -> Tensor:
 
 
 def _standardized(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
-    centred = x - x.mean(dims, keepdim=True)
-    return centred * torch.rsqrt((centred**2).mean(dims, keepdim=True) + eps)
+    centered = x - x.mean(dims, keepdim=True)
+    return centered * torch.rsqrt((centered**2).mean(dims, keepdim=True) + eps)
 
 
 def _layer_norm(

@@ -2,15 +2,18 @@
 
 - `is_wrapped`, `unwrapped` (``torch._C._functorch``): a tensor seen inside a transform must not be kept after it.
 - `in_transform` (``torch._C._functorch``): inside a transform codes have no values to look at.
-- `values_only`, `plain_values` (``forward_ad._set_fwd_grad_enabled``, ``torch._C._is_fwd_grad_enabled``): there is no public way to
-  leave a result out of a forward-mode derivative.
-- `forward_mode` (``torch._decomp``): the first forward-mode derivative of a process compiles rules with a deprecated function.
+- `values_only`, `plain_values` (``forward_ad._set_fwd_grad_enabled``, ``torch._C._is_fwd_grad_enabled``): there is no
+  public way to leave a result out of a forward-mode derivative.
+- `forward_mode` (``torch._decomp``): the first forward-mode derivative of a process compiles rules with a deprecated
+  function.
 - `differentiable_kernels` (``torch._C._set_mkldnn_enabled``): there is no public switch for oneDNN's recurrences.
-- `batch_norms`, `dropouts` (``torch.nn.modules``): the base classes of all normalization and dropout layers are private.
+- `batch_norms`, `dropouts` (``torch.nn.modules``): the base classes of all normalization and dropout layers are
+  private.
 - `torch_kl_rule`, `has_registered_kl` (``torch.distributions.kl``): torch has no public way to ask which rules exist.
-- `inverse_transform`, `transform_caches`, `set_batch_shape` (``torch.distributions``): a distribution is taken apart and put together
-  again with other tensors, for which torch has no public way.
-- `given_probs` (``Distribution._param``): the logits torch offers then are clamped, and it does not say which were given.
+- `inverse_transform`, `transform_caches`, `set_batch_shape` (``torch.distributions``): a distribution is taken apart
+  and put together again with other tensors, for which torch has no public way.
+- `given_probs` (``Distribution._param``): the logits torch offers then are clamped, and it does not say which were
+  given.
 - `exponential_family` (``ExponentialFamily._natural_params``): torch has them for its own use only.
 - `unvalidated` (``Distribution._validate_args``): the public setter has no getter.
 """
@@ -80,7 +83,8 @@ _FORWARD_MODE = threading.RLock()
 
 @contextlib.contextmanager
 def forward_mode() -> Iterator[None]:
-    """A context for every use of `torch.func.jvp`. One thread at a time: torch's levels of forward mode belong to all threads."""
+    """A context for every use of `torch.func.jvp`. One thread at a time: torch's levels of forward mode belong to all
+    threads."""
     with _FORWARD_MODE:
         _load_forward_mode()
         yield
@@ -100,7 +104,8 @@ def depends_on_code(x: Tensor) -> bool:
 
 
 def set_batch_shape(p: Distribution, shape: torch.Size) -> None:
-    """Gives a copy of a distribution, whose tensors were replaced, the batch shape of these; nothing is checked any more."""
+    """Gives a copy of a distribution, whose tensors were replaced, the batch shape of these; nothing is checked any
+    more."""
     p._batch_shape, p._validate_args = shape, False
 
 
@@ -182,14 +187,15 @@ def _leave_compiled_code(undo: contextlib.ExitStack) -> None:
 _eager_code = SharedSetting(_leave_compiled_code)
 
 unvalidated = SharedSetting(_work_carefully)
-"""A context for the library's own work. Distributions do not check their parameters: a NaN reaches the caller instead of
-ending the batch. Products of matrices keep the digits of float32: chords are differences, and lose half of those of
+"""A context for the library's own work. Distributions do not check their parameters: a NaN reaches the caller instead
+of ending the batch. Products of matrices keep the digits of float32: chords are differences, and lose half of those of
 TensorFloat-32 twice."""
 
 
 @contextlib.contextmanager
 def differentiable_kernels(*, plain: bool = False) -> Iterator[None]:
-    """A context in which decoders are differentiated: compiled code runs as it was written, because it has no second derivatives.
+    """A context in which decoders are differentiated: compiled code runs as it was written, because it has no second
+    derivatives.
 
     With `plain` also variants of torch's kernels that have all derivatives: unfused attention, plain recurrences.
     """

@@ -31,10 +31,10 @@ class FisherRaoMetric(Metric):
     r"""The pulled-back Fisher-Rao metric :math:`M(z) = J_h(z)^\top I(h(z)) J_h(z)` of a decoder h.
 
     Closed form: the family's information (`pullback.fisher`) contracted with the Jacobian of the decoder's parameters,
-    obtained in one forward-mode sweep. Arvanitidis et al. 2022, Proposition 3.2. Families whose information is estimated
-    (mixtures; see `pullback.score_information`) are evaluated code by code with fixed noise.
+    obtained in one forward-mode sweep. Arvanitidis et al. 2022, Proposition 3.2. Families whose information is
+    estimated (mixtures; see `pullback.score_information`) are evaluated code by code with fixed noise.
 
-    `ds2` is the family's squared chord (`pullback.embed`) where it has one, twice the symmetrised Kullback-Leibler
+    `ds2` is the family's squared chord (`pullback.embed`) where it has one, twice the symmetrized Kullback-Leibler
     divergence where that is known, and otherwise :math:`\frac12 \Delta\eta^\top (I(\eta_a) + I(\eta_b)) \Delta\eta`.
 
     **Arguments:**
@@ -51,8 +51,8 @@ class FisherRaoMetric(Metric):
     @per_code
     def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
         p, q = observe(self.decoder, a), observe(self.decoder, b)
-        # Closed forms for a known parameter are none where it is free, not even between codes at which it agrees: a step must not
-        # depend on the rest of its batch.
+        # Closed forms for a known parameter are none where it is free, not even between codes at which it agrees: a
+        # step must not depend on the rest of its batch.
         if not has_constants(observed(self.decoder), a):
             return _secant(p, q)
         chord = squared_chord(p, q, 1)

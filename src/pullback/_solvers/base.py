@@ -42,19 +42,19 @@ _SENTENCES = {
         "init=pullback.Lattice.fit(metric, codes) or pullback.CodeGraph.fit(metric, codes)"
     ),
     Status.STALLED: (
-        "no step lowers the energy any further, yet its gradient is not zero; the decoder may have kinks or the precision "
-        "may be too low: use float64 codes and a float64 decoder"
+        "no step lowers the energy any further, yet its gradient is not zero; the decoder may have kinks or the "
+        "precision may be too low: use float64 codes and a float64 decoder"
     ),
     Status.NOT_FINITE: (
-        "the decoder returned NaN or infinite values on the start path or at the side of the path; start elsewhere with "
-        "init=, or keep the codes in the region the model was trained on"
+        "the decoder returned NaN or infinite values on the start path or at the side of the path; start elsewhere "
+        "with init=, or keep the codes in the region the model was trained on"
     ),
     Status.BAD_END_POINT: (
         "an end point is NaN or infinite, or decodes to NaN; remove it from the batch or mend the decoder there"
     ),
     Status.ABOVE_RTOL: (
-        "converged, but to a larger error than the rtol asked for (see `error`): the decoder has kinks or sharp walls, and "
-        "finer paths get no better; smooth units (SiLU, softplus) would"
+        "converged, but to a larger error than the rtol asked for (see `error`): the decoder has kinks or sharp walls, "
+        "and finer paths get no better; smooth units (SiLU, softplus) would"
     ),
 }
 

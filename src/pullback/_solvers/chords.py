@@ -1,7 +1,7 @@
 r"""The energy of a discrete curve, with the derivatives a second-order solver needs.
 
-A curve of nodes :math:`z_0, \dots, z_T` has the symmetric chord energy :math:`E = T \sum_i \mathrm{ds}^2(z_i, z_{i+1})`, of
-order two in the number of segments. For a metric with a dual embedding :math:`(\phi, \psi)`,
+A curve of nodes :math:`z_0, \dots, z_T` has the symmetric chord energy :math:`E = T \sum_i \mathrm{ds}^2(z_i,
+z_{i+1})`, of order two in the number of segments. For a metric with a dual embedding :math:`(\phi, \psi)`,
 :math:`r_i = \phi_{i+1} - \phi_i` and :math:`s_i = \psi_{i+1} - \psi_i`,
 
 .. math::
@@ -10,12 +10,12 @@ order two in the number of segments. For a metric with a dual embedding :math:`(
    A_i &= 2T (D\phi_i^\top D\psi_i + D\psi_i^\top D\phi_i), \qquad
    U_i = -T (D\phi_i^\top D\psi_{i+1} + D\psi_i^\top D\phi_{i+1}),
 
-where A and U are the Gauss-Newton blocks. They need first derivatives of the decoder only, and are the whole Hessian up to the
-second derivatives of :math:`\phi, \psi` weighted by the residual, which `curvature` adds for exact Newton steps.
+where A and U are the Gauss-Newton blocks. They need first derivatives of the decoder only, and are the whole Hessian up
+to the second derivatives of :math:`\phi, \psi` weighted by the residual, which `curvature` adds for exact Newton steps.
 
-A metric that knows only ``tensor`` and ``ds2`` gets the Hessian of :math:`T \sum_i \Delta_i^\top G_i \Delta_i` with frozen
-:math:`G_i = \frac12 (M_i + M_{i+1})`: the step of GEORCE (Rygaard & Hauberg 2025), which is its closed-form solution, with
-damping.
+A metric that knows only ``tensor`` and ``ds2`` gets the Hessian of :math:`T \sum_i \Delta_i^\top G_i \Delta_i` with
+frozen :math:`G_i = \frac12 (M_i + M_{i+1})`: the step of GEORCE (Rygaard & Hauberg 2025), which is its closed-form
+solution, with damping.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class ChordEnergy(Objective):
 
     Attributes:
         metric: the geometry.
-        num_parts: distinct maps in the metric's embedding: 1 if it is Euclidean, 2 if it is a dual pair, 0 if there is none.
+        num_parts: distinct maps in the metric's embedding: 1 if it is Euclidean, 2 if it is a dual pair, 0 if there is
+            none.
         num_features: entries of one of these maps.
         chunk_bytes: memory for decoded points.
         work: counts of what was decoded.
@@ -112,8 +113,9 @@ class ChordEnergy(Objective):
         dual = self.metric.embed(z, origin=origin if self.num_parts == 2 else None)
         if dual is None:
             raise NoEmbeddingError(
-                "The metric has an embedding at some codes and none at others: a parameter that must be constant (a total "
-                "count, degrees of freedom) varies with the code. Use pullback.ScoreMetric or pullback.DivergenceMetric."
+                "The metric has an embedding at some codes and none at others: a parameter that must be constant (a "
+                "total count, degrees of freedom) varies with the code. Use pullback.ScoreMetric or "
+                "pullback.DivergenceMetric."
             )
         return dual[: self.num_parts]
 
@@ -137,7 +139,7 @@ class ChordEnergy(Objective):
         steps = [x.diff(dim=1) for x in frame.values]
         energy = total_energy(squared(steps))
         bends = [T * (x[:, :-1] - x[:, 1:]) for x in steps]
-        # products of all nodes of all curves in a row, without copies; those between two curves are left out afterwards
+        # products of all nodes of all curves in a row, without copies; those between two curves are left out afterward
         rows = [J.flatten(1, 2).transpose(0, 1) for J in frame.tangents]
         forces = [torch.nn.functional.pad(x, (0, 0, 1, 1)).flatten(0, 1)[:, None] for x in bends]
         gradient = _paired(rows, forces).unflatten(0, shape)[:, 1:-1, :, 0]
@@ -174,7 +176,8 @@ def _chunk_bytes(nodes: Tensor, num_features: int) -> int:
 
 
 def total_energy(chords: Tensor) -> Tensor:
-    """``T Σ ds2``; infinite where a squared chord is negative beyond rounding, which only happens outside the domain."""
+    """``T Σ ds2``; infinite where a squared chord is negative beyond rounding, which only happens outside the
+    domain."""
     outside = chords.amin(-1) < -1e-6 * chords.abs().sum(-1)
     return torch.where(outside, torch.inf, chords.shape[-1] * chords.sum(-1))
 

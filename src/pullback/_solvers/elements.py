@@ -1,19 +1,20 @@
 r"""Curves in elements: the energy of polynomial pieces, with the derivatives Newton's method needs.
 
-The chord energy of a discrete curve takes its image in the embedding for a polygon. Here the image is a polynomial of degree p
-on each of K elements: it interpolates the decoded nodes, which lie at the element's Gauss-Lobatto points. With
+The chord energy of a discrete curve takes its image in the embedding for a polygon. Here the image is a polynomial of
+degree p on each of K elements: it interpolates the decoded nodes, which lie at the element's Gauss-Lobatto points. With
 :math:`S_{ij} = \int \ell_i' \ell_j'` for the Lagrange polynomials :math:`\ell_i` on [-1, 1] and :math:`h_e` the time an
 element takes,
 
 .. math:: E = \sum_e \frac{2}{h_e} \sum_{ij} S_{ij}\, \phi(z_i) \cdot \psi(z_j) .
 
-The nodes are the unknowns and polynomials only come after the decoder, so nothing is asked of the codes between nodes. Because
-Gauss-Lobatto points leave an interpolation error that is orthogonal to polynomials of degree p - 2, the energy has order 2p in
-the size of the elements, and with it its derivatives in the end points. For p = 1 it is the chord energy.
+The nodes are the unknowns and polynomials only come after the decoder, so nothing is asked of the codes between nodes.
+Because Gauss-Lobatto points leave an interpolation error that is orthogonal to polynomials of degree p - 2, the energy
+has order 2p in the size of the elements, and with it its derivatives in the end points. For p = 1 it is the chord
+energy.
 
-The Hessian has the blocks :math:`\frac{2}{h_e} S_{ij} (D\phi_i^\top D\psi_j + D\psi_i^\top D\phi_j)` within an element, and
-the second derivatives of :math:`\phi, \psi` along the force at a node on its diagonal; elements are coupled by the node they
-share. See Canuto, Hussaini, Quarteroni and Zang 2006, *Spectral Methods: Fundamentals in Single Domains*.
+The Hessian has the blocks :math:`\frac{2}{h_e} S_{ij} (D\phi_i^\top D\psi_j + D\psi_i^\top D\phi_j)` within an element,
+and the second derivatives of :math:`\phi, \psi` along the force at a node on its diagonal; elements are coupled by the
+node they share. See Canuto, Hussaini, Quarteroni and Zang 2006, *Spectral Methods: Fundamentals in Single Domains*.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.objective import Expansion, Objective
 from pullback._typing import Float
 
-# Degree of the polynomials. Eight nodes per element are the coarsest level of chords too; 6 and 10 take more points on the
-# VAE of benchmarks/geodesics.py.
+# Degree of the polynomials. Eight nodes per element are the coarsest level of chords too; 6 and 10 take more points on
+# the VAE of benchmarks/geodesics.py.
 DEGREE = 8
 NODES = DEGREE + 1
-# Equally spaced nodes for each node of an element, through which the spline is returned: it then has the energy of the element to
-# 1e-5 (test_elements_and_chords_agree).
+# Equally spaced nodes for each node of an element, through which the spline is returned: it then has the energy of the
+# element to 1e-5 (test_elements_and_chords_agree).
 EVEN = 4
 
 
 @dataclass(frozen=True)
 class ElementEnergy(Objective):
-    """Energies of curves with the nodes ``(B, K p + 1, d)`` of K elements; the constants of a curve are their times ``(B, K)``."""
+    """Energies of curves with the nodes ``(B, K p + 1, d)`` of K elements; the constants of a curve are their times
+    ``(B, K)``."""
 
     chords: ChordEnergy  # of a metric with an embedding
 
@@ -68,7 +70,8 @@ class ElementEnergy(Objective):
         return (squares @ weights / times).sum(-1), (squares.clamp_min(0).sqrt() @ weights).sum(-1)
 
     def images(self, nodes: Tensor) -> tuple[Tensor, ...]:
-        """The maps of the embedding at the nodes of each element, ``(B, K, p + 1, F)``, measured from its first node."""
+        """The maps of the embedding at the nodes of each element, ``(B, K, p + 1, F)``, measured from its first
+        node."""
         z = split(nodes)
         self.chords.work.add(z.shape[:3].numel())
         return tuple(x - x[..., :1, :] for x in self.chords.parts(z, z[..., :1, :]))
@@ -108,7 +111,8 @@ class ElementEnergy(Objective):
         return -0.5 * local.gradient[:, 0]
 
     def tails(self, nodes: Tensor) -> Float[Tensor, "B K"]:
-        """The last two Legendre coefficients of the image on each element over the linear one: how well it is resolved."""
+        """The last two Legendre coefficients of the image on each element over the linear one: how well it is
+        resolved."""
         return torch.cat([_tails(self.images(chunk)) for chunk in nodes.split(self.chords.chunk_size(nodes, 4))])
 
 
@@ -125,7 +129,8 @@ class Local:
 def gauss_newton(
     values: tuple[Tensor, ...], tangents: tuple[Tensor, ...], stiffness: Tensor
 ) -> tuple[Local, list[Tensor]]:
-    """Expansions of elements with images ``(m, p + 1, F)`` and Jacobians ``(d, m, p + 1, F)``, and the forces on their nodes."""
+    """Expansions of elements with images ``(m, p + 1, F)`` and Jacobians ``(d, m, p + 1, F)``, and the forces on their
+    nodes."""
     values = tuple(x - x[:, :1] for x in values)
     tangents = tuple(J.movedim(0, -2) for J in tangents)
     forces = [stiffness @ x for x in reversed(values)]
@@ -220,8 +225,8 @@ def table(name: str, like: Tensor) -> Tensor:
     - ``"spectrum"``: from values at the nodes to the coefficients of Legendre polynomials
     - ``"slopes"``: from values at the nodes to derivatives by the share
     - ``"stiffness"``: S
-    - ``"halves"``, ``"even"``: from values at the nodes to those at the nodes of its halves, and at equally spaced times;
-      without the last
+    - ``"halves"``, ``"even"``: from values at the nodes to those at the nodes of its halves, and at equally spaced
+      times; without the last
     """
     return _table(name, like.dtype, like.device)
 

@@ -11,15 +11,17 @@ from pullback._solvers.newton import Descent
 from pullback._solvers.paths import Paths
 from pullback._solvers.plan import FINE_SEGMENTS, ROUGH_RTOL, Plan
 
-# What a single level lacks, over the square of what refinement adds to its energy: nodes that are off by h² cost h⁴. Covers
-# every path of the VAE and the toy problem.
+# What a single level lacks, over the square of what refinement adds to its energy: nodes that are off by h² cost h⁴.
+# Covers every path of the VAE and the toy problem.
 _SINGLE_LEVEL = 30.0
-# Part of the last change that the finer of two levels still lacks where decoding is expensive and lengths are compared: twice
-# the fifteenth of theory (VAE).
+# Part of the last change that the finer of two levels still lacks where decoding is expensive and lengths are compared:
+# twice the fifteenth of theory (VAE).
 _EXPENSIVE_SHARE = 2 * FOURTH_ORDER
-# Part of the excess of the energy over the square of the length that counts as an error of the length (rectified decoders).
+# Part of the excess of the energy over the square of the length that counts as an error of the length (rectified
+# decoders).
 _UNEVEN_SHARE = 0.25
-# Factor by which the error must fall from level to level if a finer one is to pay, once it is below `accept` (toy problem).
+# Factor by which the error must fall from level to level if a finer one is to pay, once it is below `accept` (toy
+# problem).
 _WORTHWHILE = 3.0
 # Segments with which the path of a small decoder ends at least: its initial velocity is then right to half a per cent
 # (test_curve_is_the_known_geodesic_at_constant_speed).
@@ -27,10 +29,11 @@ _LEAST_SEGMENTS = FINE_SEGMENTS // 2
 
 
 def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, expensive: bool) -> Tensor:
-    """Estimates how far the length of the spline through a level's nodes is from that of the minimum, relative to it."""
+    """Estimates how far the length of the spline through a level's nodes is from that of the minimum, relative to
+    it."""
     scale = _scale(paths, found)
-    # Energies also count how unevenly a spline is run through, which a finer level evens out faster than it shortens the
-    # path. Where decoding is expensive lengths are compared.
+    # Energies also count how unevenly a spline is run through, which a finer level evens out faster than it shortens
+    # the path. Where decoding is expensive lengths are compared.
     last, now = (paths.length.square(), found.length.square()) if expensive else (paths.energy, found.energy)
     # Richardson: the finer level still misses 1/15 (order four) or 1/3 (order two) of the last change
     theory = _EXPENSIVE_SHARE if expensive else FOURTH_ORDER
@@ -70,10 +73,10 @@ def piece_error(paths: Paths, descent: Descent, found: Measurement, worse: Tenso
 def judge(plan: Plan, new: Paths, old: Paths, discarded: Tensor, smooth: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The status of each curve if it ended on this level, and whether it does: the one definition of convergence.
 
-    A curve has converged if the estimate of its error is at most `plan.accept`, whatever the descent on its last level said,
-    unless the decoder is not finite beside it. It ends when its error is what was aimed at and its minimum was found, when
-    finer levels no longer pay, or when there are none. A level whose path was `discarded` ends nothing. Where the decoder is not
-    `smooth` on the scale of its segments three digits are enough, unless more were asked for.
+    A curve has converged if the estimate of its error is at most `plan.accept`, whatever the descent on its last level
+    said, unless the decoder is not finite beside it. It ends when its error is what was aimed at and its minimum was
+    found, when finer levels no longer pay, or when there are none. A level whose path was `discarded` ends nothing.
+    Where the decoder is not `smooth` on the scale of its segments three digits are enough, unless more were asked for.
     """
     level = new.nodes.shape[1] - 1
     at_edge = new.status == Status.NOT_FINITE

@@ -1,4 +1,5 @@
-"""Geodesics between the ends of given paths, to many digits: curves in elements, refined where it takes more of them."""
+"""Geodesics between the ends of given paths, to many digits: curves in elements, refined where it takes more of
+them."""
 
 from __future__ import annotations
 
@@ -15,13 +16,15 @@ from pullback._solvers.mesh import SIZES, adapted, halved, moved, placed, unifor
 from pullback._solvers.newton import Minimizer
 from pullback._solvers.plan import COARSE_STEPS
 
-# Tails of the elements on which a path is first solved, and steps there (logarithms of the VAE, benchmarks/geodesics.py).
+# Tails of the elements on which a path is first solved, and steps there (logarithms of the VAE,
+# benchmarks/geodesics.py).
 _COARSE_TAIL, _MAX_STEPS = 5e-3, 4 * COARSE_STEPS
 # Damping for paths as they come, and for curves that were solved on fewer elements.
 _FAR, _NEAR = 1e-3, 1e-8
 # Change of the energy on halves of the elements from which on a curve hops over a wall (test_logarithm).
 _AGREEMENT = 1e-2
-# Error of the momentum over the square of the largest tail: twice what was met on the VAE and the charts of test_charts.
+# Error of the momentum over the square of the largest tail: twice what was met on the VAE and the charts of
+# test_charts.
 _CAREFUL = 200.0
 # Error of the momentum over the root of the decrease still to come, relative to the energy: 7 was met on the sphere S^5
 # (test_three_digits_by_default).
@@ -32,8 +35,8 @@ _CAUTION = 10.0
 class Extremals:
     """What is known of curves that were solved on some mesh; one entry per curve in every field.
 
-    `energy` is that of the discrete problem, `measured` that of the same curve on elements half as long or shorter, which agrees
-    unless the curve hops over something. `error` estimates the relative error of energy and momentum.
+    `energy` is that of the discrete problem, `measured` that of the same curve on elements half as long or shorter,
+    which agrees unless the curve hops over something. `error` estimates the relative error of energy and momentum.
     """
 
     index: Tensor

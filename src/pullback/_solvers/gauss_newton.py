@@ -22,12 +22,13 @@ class GaussNewton(Solver):
     """Damped Gauss-Newton with a switch to Newton, coarse to fine, with adaptive resolution (the default).
 
     Args:
-        rtol: relative error of the length to aim at. The default is 1e-6 for decoders with few outputs and grows with their
-            number, up to 1e-3 where a decoded point and its derivatives in the codes are 4,096 numbers.
-        accept: relative error at which a path still counts as converged if `rtol` is out of reach, because the decoder has
-            kinks (rectified units) or sharp walls; at least `rtol`. Such a path has `Status.ABOVE_RTOL` if `rtol` was given.
-        budget: numbers that one path may decode on one level before the default `rtol` is relaxed. Larger is more accurate
-            and slower for decoders with very many outputs. An `rtol` that is given is never relaxed.
+        rtol: relative error of the length to aim at. The default is 1e-6 for decoders with few outputs and grows with
+            their number, up to 1e-3 where a decoded point and its derivatives in the codes are 4,096 numbers.
+        accept: relative error at which a path still counts as converged if `rtol` is out of reach, because the decoder
+            has kinks (rectified units) or sharp walls; at least `rtol`. Such a path has `Status.ABOVE_RTOL` if `rtol`
+            was given.
+        budget: numbers that one path may decode on one level before the default `rtol` is relaxed. Larger is more
+            accurate and slower for decoders with very many outputs. An `rtol` that is given is never relaxed.
         max_steps: steps of one path on the finest level.
         min_segments: segments of the coarsest level; a power of two, at least 4.
         max_segments: segments of the finest level; a power of two, at least 4.

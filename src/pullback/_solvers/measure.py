@@ -14,10 +14,11 @@ from pullback._solvers.elements import ElementEnergy
 from pullback._solvers.objective import NOISE
 from pullback._solvers.plan import FINE_SEGMENTS
 
-# Ratios of the errors at T and 2T segments that count as the four of theory (VAE: between them all smooth paths, outside kinks).
+# Ratios of the errors at T and 2T segments that count as the four of theory (VAE: between them all smooth paths,
+# outside kinks).
 _LEAST_RATIO, _LARGEST_RATIO = 3.0, 5.0
-# Segments on which a curve in elements is measured at least, as thinner walls are stepped over; and up to which paths stay in
-# elements that do not fit them yet (VAE).
+# Segments on which a curve in elements is measured at least, as thinner walls are stepped over; and up to which paths
+# stay in elements that do not fit them yet (VAE).
 ELEMENT_SEGMENTS = FINE_SEGMENTS // 2
 # Part of the last change that the finer of two levels still lacks at order four, each with twice the segments.
 FOURTH_ORDER = 1 / (2**4 - 1)
@@ -49,7 +50,8 @@ def measure_spline(chords: ChordEnergy, nodes: Tensor) -> Measurement:
 
 
 def measure_pieces(chords: ChordEnergy, nodes: Tensor, substeps: int) -> Measurement:
-    """Measures the straight pieces between ``nodes``, each in `substeps` chords; the error is judged by half as many."""
+    """Measures the straight pieces between ``nodes``, each in `substeps` chords; the error is judged by half as
+    many."""
     coarse, fine = chords.chords(lerp_nodes(nodes, substeps), 2)
     energy, length = total_energy(fine), total_length(fine)
     error = _relative((energy - total_energy(coarse)).abs(), energy)
@@ -69,9 +71,9 @@ def measure_elements(energy: ElementEnergy, nodes: Tensor, solved: Tensor) -> tu
 def romberg(coarse: Tensor, middle: Tensor, fine: Tensor, *, linear: bool = False) -> tuple[Tensor, Tensor]:
     """Two Richardson steps for values of order two at T, 2T, 4T, and an estimate of the error.
 
-    Where the differences do not fall by about four the values are not in the asymptotic range, and the last difference is the
-    error. Where they fall by less, the finest value is returned as it is. With `linear` that difference is added once more,
-    because at the kinks of a decoder chords miss a part in proportion to their length.
+    Where the differences do not fall by about four the values are not in the asymptotic range, and the last difference
+    is the error. Where they fall by less, the finest value is returned as it is. With `linear` that difference is added
+    once more, because at the kinks of a decoder chords miss a part in proportion to their length.
     """
     first, second = middle + (middle - coarse) / 3, fine + (fine - middle) / 3
     change = fine - middle

@@ -1,9 +1,9 @@
 r"""Elements where a curve needs them.
 
-On an element the image of a curve is a polynomial, and how fast its Legendre coefficients fall tells how well it is resolved. An
-element on which the last ones are a share :math:`\tau` of the linear one would, cut in n, leave about :math:`\tau / n^p`. So it
-deserves :math:`(\tau / \tau^*)^{1/p}` elements for a goal :math:`\tau^*`, and a new mesh spends its elements in that
-proportion.
+On an element the image of a curve is a polynomial, and how fast its Legendre coefficients fall tells how well it is
+resolved. An element on which the last ones are a share :math:`\tau` of the linear one would, cut in n, leave about
+:math:`\tau / n^p`. So it deserves :math:`(\tau / \tau^*)^{1/p}` elements for a goal :math:`\tau^*`, and a new mesh
+spends its elements in that proportion.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pullback._typing import Float
 
 # Numbers of elements curves may have: few different ones, so that curves of a batch share them.
 SIZES = tuple(size * 2**k for k in range(7) for size in (2, 3))
-# Elements that one element may become: the fewest, however smooth it is, and the most (test_elements_go_where_a_curve_bends).
+# Elements that one element may become: the fewest, however smooth it is, and the most
+# (test_elements_go_where_a_curve_bends).
 _FEWEST, _MOST = 0.3, 8.0
 
 
@@ -67,7 +68,8 @@ def halved(edges: Tensor) -> Tensor:
 
 
 def adapted(edges: Tensor, tails: Tensor, goal: float, at_least: int) -> list[tuple[Tensor, Tensor]]:
-    """Meshes for elements with such tails: rows of curves with their new edges, one entry for each number of elements."""
+    """Meshes for elements with such tails: rows of curves with their new edges, one entry for each number of
+    elements."""
     need = (tails / goal).clamp_min(torch.finfo(tails.dtype).tiny) ** (1 / DEGREE)
     need = need.nan_to_num(_MOST, _MOST).clamp(_FEWEST, _MOST)
     sizes = torch.tensor([s for s in SIZES if s >= at_least] or SIZES[-1:], device=edges.device)

@@ -1,17 +1,18 @@
 r"""Damped Gauss-Newton and Newton descent for a batch of curves at one resolution.
 
 Levenberg-Marquardt: a step solves ``(H + λ D) s = -g``, each curve with its own damping λ (Nielsen's gain-ratio rule,
-Madsen, Nielsen and Tingleff 2004, *Methods for non-linear least squares problems*). H is the Gauss-Newton matrix at first.
-It becomes the exact Hessian near the minimum, where Gauss-Newton is slow, and before a curve may be called converged for the
-first time: Gauss-Newton does not see that a path is a saddle. A curve whose exact Hessian is not positive definite there moves
-along the Hessian's most negative direction (`pullback._solvers.saddle`) and descends again.
+Madsen, Nielsen and Tingleff 2004, *Methods for non-linear least squares problems*). H is the Gauss-Newton matrix at
+first. It becomes the exact Hessian near the minimum, where Gauss-Newton is slow, and before a curve may be called
+converged for the first time: Gauss-Newton does not see that a path is a saddle. A curve whose exact Hessian is not
+positive definite there moves along the Hessian's most negative direction (`pullback._solvers.saddle`) and descends
+again.
 
 The damping matrix D is the diagonal of H over T², so that λ = 1 balances the smoothest deformations of a curve at every
 resolution. A share of its mean keeps directions the decoder ignores from running away.
 
-A curve has converged when the decrease of the energy still to come is below its `rtol` of the energy. It is estimated from the
-last two predicted decreases, as the rest of a geometric series, or from the mean of the last actual ones. It then leaves the
-batch.
+A curve has converged when the decrease of the energy still to come is below its `rtol` of the energy. It is estimated
+from the last two predicted decreases, as the rest of a geometric series, or from the mean of the last actual ones. It
+then leaves the batch.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ _SLIGHT_DAMPING = 1e-3
 # Exact steps are taken once the predicted decrease is below this part of the energy, and falls by less than this factor
 # from step to step: Gauss-Newton is then slower, although it costs a third (VAE with d = 2).
 EXACT_BELOW, EXACT_ABOVE = 1e-3, 0.4
-# Where the predicted decrease falls faster than by this factor from step to step, second derivatives are kept: a step then
-# costs a quarter (logarithms of the VAE with d = 8).
+# Where the predicted decrease falls faster than by this factor from step to step, second derivatives are kept: a step
+# then costs a quarter (logarithms of the VAE with d = 8).
 _FAST = 0.1
-# Steps after which the mean decrease of the energy may end a descent, and what is still to come over that mean: in a rough
-# valley steps promise more than they bring (toy problem).
+# Steps after which the mean decrease of the energy may end a descent, and what is still to come over that mean: in a
+# rough valley steps promise more than they bring (toy problem).
 _MIN_STEPS, _TO_COME = 8, 10.0
 # Rejected steps in a row after which a curve is stalled; the damping has then grown by 2^27.
 _PATIENCE = 6
@@ -107,8 +108,8 @@ class Minimizer:
 
     Attributes:
         max_steps: steps per curve.
-        always_exact: use the exact Hessian from the first step on, for many digits. Near the minimum second derivatives of the
-            decoder are kept from an earlier step as long as that converges fast.
+        always_exact: use the exact Hessian from the first step on, for many digits. Near the minimum second derivatives
+            of the decoder are kept from an earlier step as long as that converges fast.
     """
 
     max_steps: int
@@ -149,7 +150,8 @@ class Minimizer:
     def _step(
         self, objective: Objective, result: Descent, curves: Descent, model: Expansion
     ) -> tuple[Descent, Expansion]:
-        """One step of every curve. The trial is expanded at once: most are accepted, and then the next step needs it."""
+        """One step of every curve. The trial is expanded at once: most are accepted, and then the next step needs
+        it."""
         trial, predicted, positive, flat = self._proposed(curves, model)
         near, last, remaining = self._forecast(curves, model, predicted, positive, flat)
         near = near & objective.has_hessian
@@ -185,7 +187,8 @@ class Minimizer:
         return _retire(result, curves, model, converged | stalled, _status(curves, model, converged, stalled))
 
     def _proposed(self, curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Trial nodes, the decrease predicted for them, where that is positive definite, and where it is only rounding."""
+        """Trial nodes, the decrease predicted for them, where that is positive definite, and where it is only
+        rounding."""
         step, predicted, positive = _solve(curves, model)
         trial = curves.nodes.clone()
         trial[:, 1:-1] += step
@@ -194,7 +197,8 @@ class Minimizer:
     def _forecast(
         self, curves: Descent, model: Expansion, predicted: Tensor, positive: Tensor, flat: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Which curves want the exact Hessian next, which take their last step, and the decrease still to come after it."""
+        """Which curves want the exact Hessian next, which take their last step, and the decrease still to come after
+        it."""
         first, enough = curves.predicted.isinf(), curves.rtol * model.energy
         rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
         tail = torch.where(first, 1.0, rate / (1 - rate).clamp_min(0.1))  # of a geometric series

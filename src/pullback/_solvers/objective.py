@@ -42,7 +42,8 @@ class Work:
 
 
 class Objective(abc.ABC):
-    """An energy of curves with nodes ``(B, T + 1, d)``; `constants` are numbers of each curve, ``(B, m)`` (abstract)."""
+    """An energy of curves with nodes ``(B, T + 1, d)``; `constants` are numbers of each curve, ``(B, m)``
+    (abstract)."""
 
     @property
     @abc.abstractmethod

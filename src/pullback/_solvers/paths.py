@@ -17,8 +17,8 @@ from pullback._solvers.measure import Measurement, measure_pieces
 from pullback._solvers.newton import START_DAMPING, Descent
 from pullback._solvers.plan import FINE_SEGMENTS, START_SEGMENTS, SUBSTEPS
 
-# Excess of the energy of a path over the square of its length from which its speed is made even, and the points it takes (toy
-# problem). That is done on fine levels only: fewer segments are used by callers who want a coarse path.
+# Excess of the energy of a path over the square of its length from which its speed is made even, and the points it
+# takes (toy problem). That is done on fine levels only: fewer segments are used by callers who want a coarse path.
 _UNEVEN, _EVEN_POINTS = 1e-2, 4 * START_SEGMENTS
 # Part of the time that goes by Euclidean length (toy problem).
 _EUCLIDEAN_SHARE = 3e-3
@@ -26,7 +26,8 @@ _EUCLIDEAN_SHARE = 3e-3
 
 @dataclass
 class Paths:
-    """Curves at one level, with the best path of each so far and its measurement; one entry per curve in every field."""
+    """Curves at one level, with the best path of each so far and its measurement; one entry per curve in every
+    field."""
 
     index: Tensor
     nodes: Tensor  # (B, T + 1, d)

@@ -1,8 +1,8 @@
 r"""Curves of straight pieces, each measured in many chords, for paths along sharp walls.
 
 No chord is longer than a piece over the number of its chords, so nodes cannot move to both sides of a wall and cross it
-unseen. The expansion in the nodes is that of the chords' energy, restricted by the hat functions P: ``Pᵀ H P``. A little of the
-Euclidean energy is added, which spaces the nodes where the metric vanishes.
+unseen. The expansion in the nodes is that of the chords' energy, restricted by the hat functions P: ``Pᵀ H P``. A
+little of the Euclidean energy is added, which spaces the nodes where the metric vanishes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def _restrict(fine: Expansion, factor: int) -> Expansion:
     behind = 1 - ahead
 
     def pieces(inner: Tensor, last: int) -> Tensor:
-        """What belongs to the fine nodes of each piece but its last, or to the steps behind them; nothing at the ends."""
+        """What belongs to the fine nodes of each piece but its last, or to the steps behind them; nothing at the
+        ends."""
         return torch.nn.functional.pad(inner.flatten(2), (0, 0, 1, last)).unflatten(1, (-1, factor))
 
     def contract(weights: Tensor, blocks: Tensor) -> Tensor:

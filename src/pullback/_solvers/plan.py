@@ -10,23 +10,25 @@ from torch import Tensor
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import DEGREE
 
-# Relative error of the length aimed at by default: small decoders cost little, and large ones are certain of less. Between a
-# thousand and four thousand numbers per point and derivatives it grows from a quarter of the second to the second
-# (CPU time against error on the VAE, benchmarks/geodesics.py).
+# Relative error of the length aimed at by default: small decoders cost little, and large ones are certain of less.
+# Between a thousand and four thousand numbers per point and derivatives it grows from a quarter of the second to the
+# second (CPU time against error on the VAE, benchmarks/geodesics.py).
 _RTOL, ROUGH_RTOL = 1e-6, 1e-3
 _EXPENSIVE, _VERY_EXPENSIVE = 2**10, 2**12
-# Steps on the coarsest level, on other levels and, where finer ones would cost much, steps times nodes: a curve that takes
-# longer is better off with more segments (toy problem and VAE).
+# Steps on the coarsest level, on other levels and, where finer ones would cost much, steps times nodes: a curve that
+# takes longer is better off with more segments (toy problem and VAE).
 _FIRST_STEPS, COARSE_STEPS, _COARSE_NODES = 7, 15, 2560
-# The same on the two coarsest levels where calls cost more than points: the few curves of a batch that need more steps take them
-# with others on finer levels (benchmarks/geodesics_gpu.py; finer levels than these would decode too much, trained VAE with d = 2).
+# The same on the two coarsest levels where calls cost more than points: the few curves of a batch that need more steps
+# take them with others on finer levels (benchmarks/geodesics_gpu.py; finer levels than these would decode too much,
+# trained VAE with d = 2).
 _DEVICE_STEPS = (4, 3)
 # Dimensions up to which the blocks of an element cost less than decoding its nodes (VAE with d = 2 and 8).
 _FEW_DIMENSIONS = 4
-# Segments from which on a level is fine: the walled regime begins with as many pieces, and paths that start from a graph with
-# as many segments, since fewer would forget which of two valleys it chose (toy problem).
+# Segments from which on a level is fine: the walled regime begins with as many pieces, and paths that start from a
+# graph with as many segments, since fewer would forget which of two valleys it chose (toy problem).
 FINE_SEGMENTS = 64
-# Segments on which a start path from a graph is looked at, and pieces with which its walled regime begins (toy problem).
+# Segments on which a start path from a graph is looked at, and pieces with which its walled regime begins (toy
+# problem).
 START_SEGMENTS = 4 * FINE_SEGMENTS
 # Chords per piece in the walled regime, and per path (toy problem).
 SUBSTEPS, _WALLED_CHORDS = 8, 4096
@@ -97,11 +99,13 @@ class Plan:
 
     @property
     def solve_rtol(self) -> float:
-        """To what share of the energy minima are solved; valleys of large decoders are rough, and hide half of what is left."""
+        """To what share of the energy minima are solved; valleys of large decoders are rough, and hide half of what is
+        left."""
         return self.rtol / 2 if self.expensive and self.rtol >= ROUGH_RTOL / 4 else self.rtol
 
     def stop_rtol(self, nodes: Tensor) -> float:
-        """The error at which refinement ends: more than `rtol`, if none was given, where a level decodes too many numbers."""
+        """The error at which refinement ends: more than `rtol`, if none was given, where a level decodes too many
+        numbers."""
         cost = nodes.shape[1] * self.width / self.budget
         if self.rtol_given or cost <= 1:
             return self.rtol
@@ -139,6 +143,7 @@ class Plan:
 
     @property
     def blind_segments(self) -> int:
-        """Segments from which a level that does not see enough means a wall; more where the walled regime costs too much."""
+        """Segments from which a level that does not see enough means a wall; more where the walled regime costs too
+        much."""
         cost = 4 * SUBSTEPS * FINE_SEGMENTS * self.width
         return FINE_SEGMENTS if cost <= self.budget else 4 * FINE_SEGMENTS

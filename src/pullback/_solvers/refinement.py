@@ -1,21 +1,21 @@
 r"""From coarse curves to fine ones, until the answer stops changing.
 
-Each level solves the discrete problem on T segments (`Minimizer`) and then *measures* the path it found: the spline through its
-nodes is decoded on 4T segments, and the energies on T, 2T and 4T of them are extrapolated. That number belongs to the path, not
-to its discretization, so levels can be compared. It converges with order four in 1/T, so a fifteenth of its last change
-estimates the error that is left; when that is below the tolerance the curve is finished, else it goes on with twice the
-segments.
+Each level solves the discrete problem on T segments (`Minimizer`) and then *measures* the path it found: the spline
+through its nodes is decoded on 4T segments, and the energies on T, 2T and 4T of them are extrapolated. That number
+belongs to the path, not to its discretization, so levels can be compared. It converges with order four in 1/T, so a
+fifteenth of its last change estimates the error that is left; when that is below the tolerance the curve is finished,
+else it goes on with twice the segments.
 
 Where decoding is expensive and codes have few dimensions, curves are made of *elements* instead of chords
-(`pullback._solvers.elements`). Paths that 32 nodes of these do not fit go on with chords, and come back once chords behave as
-theory says.
+(`pullback._solvers.elements`). Paths that 32 nodes of these do not fit go on with chords, and come back once chords
+behave as theory says.
 
-A sharp wall in the metric breaks this. Where a decoder changes and changes back within less than a segment, no chord sees it;
-minimizing the chord energy then *draws* the nodes to both sides of the wall. The measurement notices: the path has far more
-energy on 4T segments than on T. Such a level is discarded, and the curve continues in the *walled* regime: straight pieces
-between fewer nodes, each measured in many chords, so that crossing a wall in one piece is as expensive as it is in truth. Where
-such a path turns it has a node; from level to level its longer pieces are cut, and it is returned as these pieces, not as a
-spline.
+A sharp wall in the metric breaks this. Where a decoder changes and changes back within less than a segment, no chord
+sees it; minimizing the chord energy then *draws* the nodes to both sides of the wall. The measurement notices: the path
+has far more energy on 4T segments than on T. Such a level is discarded, and the curve continues in the *walled* regime:
+straight pieces between fewer nodes, each measured in many chords, so that crossing a wall in one piece is as expensive
+as it is in truth. Where such a path turns it has a node; from level to level its longer pieces are cut, and it is
+returned as these pieces, not as a spline.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _CHORDS, _ELEMENTS, _PIECES = range(3)
 
 # A level is blind if finer chords see more than so many times the energy that its own do (toy problem).
 _BLIND = 1.15
-# To what share of the energy levels are solved: the coarsest, and others in parts of the error of the last, of which each has
-# a sixteenth (VAE).
+# To what share of the energy levels are solved: the coarsest, and others in parts of the error of the last, of which
+# each has a sixteenth (VAE).
 _FIRST_RTOL, _SHARE = 1e-3, 1e-2
 # Euclidean energy mixed in at the first walled level, as a share of the energy of the path (toy problem).
 _EUCLIDEAN = 1e-2
@@ -109,10 +109,11 @@ class Refinement:
         return waiting, [take(paths, ready)]
 
     def _at_once(self, paths: Paths, ends: Tensor) -> Tensor:
-        """Writes the status of paths with nothing to solve: bad starts, and codes too close for their chords to be known.
+        """Writes the status of paths with nothing to solve: bad starts, and codes too close for their chords to be
+        known.
 
-        Chords are differences of decoded points, and lose half their digits to rounding where codes agree in as many. There
-        the path is a straight line, of a length that the metric tensor gives.
+        Chords are differences of decoded points, and lose half their digits to rounding where codes agree in as many.
+        There the path is a straight line, of a length that the metric tensor gives.
         """
         finite = torch.isfinite(paths.energy)
         if not finite.all():

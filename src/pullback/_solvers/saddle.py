@@ -1,9 +1,9 @@
 """Leaving a saddle: where a path would be called a minimum and its exact Hessian is not positive definite.
 
-Gauss-Newton never leaves a set that a symmetry of the metric keeps fixed, such as the distributions that share one parameter
-with both ends, although a shorter path may run outside of it. The exact Hessian tells. Its most negative direction is found by
-inverse iteration, shifted until the matrix is positive definite, and the path is moved along it as far as that lowers its energy
-most.
+Gauss-Newton never leaves a set that a symmetry of the metric keeps fixed, such as the distributions that share one
+parameter with both ends, although a shorter path may run outside of it. The exact Hessian tells. Its most negative
+direction is found by inverse iteration, shifted until the matrix is positive definite, and the path is moved along it
+as far as that lowers its energy most.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pullback._solvers.objective import Expansion, Objective
 
 # Steps along the direction that are tried, to both sides, as shares of the extent of the path (test_saddles_are_left).
 _STEPS = (0.02, 0.1, 0.5)
-# Iterations of shifting and of inverse iteration: the shift grows to 4^20 times the first, and the second iterate is within a
-# per cent of the direction on all saddles of test_saddles_are_left.
+# Iterations of shifting and of inverse iteration: the shift grows to 4^20 times the first, and the second iterate is
+# within a per cent of the direction on all saddles of test_saddles_are_left.
 _NUM_SHIFTS, _NUM_ITERATIONS = 20, 3
 
 
