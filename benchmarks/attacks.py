@@ -151,7 +151,7 @@ def main() -> None:
     chosen = [attack for attack in ATTACKS if options.only in attack.name]
     print(f"{'':44s} pairs converged  wrong  worst: off     claimed   CPU ms")
     for attack in chosen:
-        n = max(1, options.cases // len(chosen))
+        n = -(-options.cases // len(chosen))
         a, b = attack.pairs(n, torch.Generator().manual_seed(options.seed))
         exact = attack.distance(a, b)
         began = time.process_time()

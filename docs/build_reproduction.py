@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from pullback.cli.reproduce import NAMES
+from pullback.experiments.command import NAMES
 from pullback.experiments.page import claims, findings
 from pullback.experiments.report import Report, Table
 

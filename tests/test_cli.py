@@ -13,7 +13,7 @@ import pytest
 
 import pullback
 from pullback import cli
-from pullback.cli import reproduce
+from pullback.experiments import command as reproduce
 from pullback.experiments.report import Finding, Report
 
 

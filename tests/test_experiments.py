@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import pullback as pb
-from pullback.cli.reproduce import NAMES
 from pullback.experiments import divergences, identifiability, poses, toy
+from pullback.experiments.command import NAMES
 from pullback.experiments.figures import save_figure
 from pullback.experiments.page import page
 from pullback.experiments.paths import both_ways, by_latent_length, keeping_to, share_outside, straight

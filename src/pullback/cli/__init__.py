@@ -1,8 +1,7 @@
 """The command line: ``pullback COMMAND ...``.
 
-Each command is a module of this package with a function ``main(arguments)``, which reads its own options. Only the
-module that was asked for is imported, so that ``pullback --help`` waits for none of them. To add a command, add its
-module here and a line to `COMMANDS`.
+Each command is a module with a function ``main(arguments)``, which reads its own options. Only the module that was
+asked for is imported, so that ``pullback --help`` waits for none of them. To add a command, add a line to `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from importlib import import_module
 
 from pullback import __version__
 
-# In the order of ``pullback --help``.
+# In the order of ``pullback --help``; the module of each, and what it does.
 COMMANDS = {
-    "reproduce": "run an experiment of the paper, or all of them",
-    "distances": "fill a store with the distances of all pairs of codes, or find nearest neighbors",
-    "explore": "open a page that shows a latent space, built-in or your own",
+    "reproduce": ("experiments.command", "run an experiment of the paper, or all of them"),
+    "distances": ("cli.distances", "fill a store with the distances of all pairs of codes, or find nearest neighbors"),
+    "explore": ("cli.explore", "open a page that shows a latent space, built-in or your own"),
 }
 
 
@@ -30,13 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.print_help(sys.stderr)
         raise SystemExit(2)
     command = parser.parse_args(arguments[:1]).command
-    import_module(f"pullback.cli.{command}").main(arguments[1:])
+    import_module(f"pullback.{COMMANDS[command][0]}").main(arguments[1:])
 
 
 def _parser() -> argparse.ArgumentParser:
     """Of the first word; the rest belongs to the command."""
     width = max(map(len, COMMANDS)) + 2
-    commands = "\n".join(f"  {name:{width}}{text}" for name, text in COMMANDS.items())
+    commands = "\n".join(f"  {name:{width}}{text}" for name, (_, text) in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="pullback",
         usage="pullback [-h] [--version] COMMAND ...",
