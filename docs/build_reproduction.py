@@ -34,8 +34,8 @@ Numbers are those of three seeds on real data, mean ± standard deviation, unles
 those of the first: the 6,742 ones of MNIST, the motion 69_06 of the CMU database, and a MovieLens edition with 2,148
 users. They are found under `PULLBACK_DATA`, or downloaded; without either, every experiment runs on a
 [stand-in](data.md) and says so in its outputs. The same seed gives the same numbers. One seed of everything takes about
-45 minutes of one core: identifiability nine, mocap eight, land, gaussian and toy six each, metric-error five, the rest
-two together.
+40 minutes of one core: identifiability nine, land, gaussian and toy six each, mocap and metric-error five, the rest two
+together.
 
 A verdict is decided by the numbers, by rules in the code that can fail; where seeds differ, it is the weakest, and
 the deviation says how often each was found. An empty deviation means that paper and library agree. Where the paper
