@@ -40,6 +40,10 @@ class FisherRaoMetric(Metric):
     **Arguments:**
 
     - `decoder`: maps codes ``(N, d)`` to a distribution whose batch shape starts with ``N``.
+
+    >>> import torch, pullback as pb
+    >>> pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5)).tensor([0.0])  # 1 / σ²
+    tensor([[4.]])
     """
 
     decoder: Decoder

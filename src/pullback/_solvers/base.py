@@ -17,7 +17,11 @@ from pullback._typing import Bool, Float, Int
 
 
 class Status(enum.IntEnum):
-    """How a curve ended; ``str(status)`` is a sentence."""
+    """How a curve ended; ``str(status)`` is a sentence.
+
+    >>> str(Status.CONVERGED)
+    'converged'
+    """
 
     CONVERGED = 0
     UNRESOLVED = enum.auto()
@@ -69,6 +73,9 @@ class ConvergenceError(RuntimeError):
 
     Attributes:
         result: what was found for the whole batch (a `Geodesic`, `Logarithm`, `Trajectory`, …), with a status for each.
+
+    >>> ConvergenceError("1 of 2 paths failed.", result=None).result is None
+    True
     """
 
     def __init__(self, message: str, result: object = None) -> None:
@@ -78,7 +85,13 @@ class ConvergenceError(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A batch of B solved curves; every field has one entry per curve, except for the two counts of work."""
+    """A batch of B solved curves; every field has one entry per curve, except for the two counts of work.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
+    >>> pb.GaussNewton().solve(metric, torch.tensor([[[0.0], [1.0]]])).length
+    tensor([2.])
+    """
 
     nodes: Float[Tensor, "B n d"]
     energy: Float[Tensor, " B"]
@@ -96,7 +109,12 @@ class Solution:
 
 
 class Solver(abc.ABC):
-    """Finds shortest paths (abstract)."""
+    """Finds shortest paths (abstract).
+
+    >>> import pullback as pb
+    >>> isinstance(pb.GaussNewton(), pb.Solver)
+    True
+    """
 
     @abc.abstractmethod
     def solve(self, metric: Metric, nodes: Float[Tensor, "B n d"]) -> Solution:

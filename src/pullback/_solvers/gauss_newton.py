@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric
+from pullback._options import check_options
 from pullback._solvers.base import Solution, Solver
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.objective import NoEmbeddingError
@@ -52,12 +53,14 @@ class GaussNewton(Solver):
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.rtol is not None and not self.rtol > 0:
-            raise ValueError(f"rtol must be positive, or None for the default; got {self.rtol}.")
+        check_options(rtol=self.rtol, accept=self.accept, budget=self.budget, chunk_bytes=self.chunk_bytes)
+        check_options(max_steps=self.max_steps)
         for name in ("min_segments", "max_segments"):
             value = getattr(self, name)
             if value < 4 or value & (value - 1):
                 raise ValueError(f"{name} must be a power of two, at least 4; got {value}.")
+        if self.min_segments > self.max_segments:
+            raise ValueError(f"min_segments={self.min_segments} is above max_segments={self.max_segments}. Lower it.")
 
     def solve(self, metric: Metric, nodes: Float[Tensor, "B n d"]) -> Solution:
         with torch.no_grad(), unvalidated():

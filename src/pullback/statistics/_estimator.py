@@ -25,10 +25,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from pullback._metrics.base import Metric, codes_for
+from pullback._options import check_options
 from pullback.statistics._paths import DEFAULT_RTOL, Flat, Paths
 
 Array = np.ndarray | Tensor
 _PLAIN = (bool, int, float, str, type(None))
+# Parameters that must be positive, checked with the codes.
+_POSITIVE = ("rtol", "max_iter", "n_init", "num_points", "radius")
 
 
 class Estimator(BaseEstimator, abc.ABC):
@@ -103,6 +106,7 @@ class Estimator(BaseEstimator, abc.ABC):
         """
         if not reset:
             check_is_fitted(self)
+        check_options(**{name: value for name, value in self.get_params(deep=False).items() if name in _POSITIVE})
         plain: Any = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
         array = validate_data(self, plain, reset=reset, dtype=[np.float64, np.float32], **checks)
         codes = X.detach() if isinstance(X, Tensor) and X.is_floating_point() else owned(array)

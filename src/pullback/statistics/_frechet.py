@@ -20,6 +20,7 @@ from pullback._curves.steps import squared_steps
 from pullback._decoders.contract import as_codes, unvalidated
 from pullback._geometry.geodesic import Start
 from pullback._metrics.base import Metric, codes_for
+from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback._typing import Array, Float
@@ -124,6 +125,7 @@ def frechet_mean(
         >>> pb.statistics.frechet_mean(metric, z).mean
         tensor([1.2402], dtype=torch.float64)
     """
+    check_options(rtol=rtol, max_steps=max_steps)
     points, share = _checked(metric, points, weights)
     used = share > 0
     some, share = points[used], share[used]
