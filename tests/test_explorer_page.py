@@ -238,8 +238,10 @@ def test_a_lasso_has_a_mean(page):
         page.mouse.down()
         for corner in corners[1:]:
             page.mouse.move(*corner, steps=6)
-            # plotly looks at the lasso every 50 ms
-            page.wait_for_timeout(100)
+            # plotly looks at the lasso every 50 ms, later under load, and only when the mouse moves
+            for shift in (1, 0):
+                page.wait_for_timeout(150)
+                page.mouse.move(corner[0] + shift, corner[1])
         page.mouse.up()
 
     solved(page, lasso)

@@ -63,8 +63,10 @@ class Coordinates:
         """``Rᵀ f`` and the second term, where both are products entry by entry."""
         with torch.enable_grad():
             eta = self.eta.detach().requires_grad_()
-            pulled = forces[0].reshape(eta.shape) * self.push(eta, self.origin, torch.ones_like(eta))[0]
-            (turn,) = torch.autograd.grad(pulled.sum(), eta, allow_unused=True, materialize_grads=True)
+            root = self.push(eta, self.origin, torch.ones_like(eta))[0]
+            # a root that is constant in eta has no graph to it
+            pulled = forces[0].reshape(eta.shape) * root + 0 * eta
+            (turn,) = torch.autograd.grad(pulled.sum(), eta)
         rows = self.tangents.flatten(1 + n).movedim(0, -2)
         return pulled.detach(), (rows * turn.flatten(n)[..., None, :]) @ rows.mT
 
@@ -75,15 +77,14 @@ class Coordinates:
             (pulled,) = torch.autograd.grad(self._along(n, self.eta, u, forces), u, materialize_grads=True)
             eta = self.eta.detach().expand_as(self.tangents).requires_grad_()
             work = self._along(1 + n, eta, self.tangents, forces)
-            (turned,) = torch.autograd.grad(work, eta, allow_unused=True, materialize_grads=True)
+            (turned,) = torch.autograd.grad(work, eta)
         rows = self.tangents.flatten(1 + n).movedim(0, -2)
         return pulled, turned.flatten(1 + n).movedim(0, -2) @ rows.mT
 
     def _along(self, n: int, eta: Tensor, u: Tensor, forces: list[Tensor]) -> Tensor:
         maps = self.push(eta, self.origin, u)
         total = torch.stack([(x.flatten(n) * f).sum() for x, f in zip(maps, forces, strict=True)]).sum()
-        # a root that is constant in eta has no graph to it
-        return total + 0 * eta.sum()
+        return total + 0 * eta.sum()  # as above
 
 
 @dataclass(frozen=True)
