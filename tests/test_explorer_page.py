@@ -244,9 +244,14 @@ def test_a_lasso_has_a_mean(page):
                 page.mouse.move(corner[0] + shift, corner[1])
         page.mouse.up()
 
+    asked = []
+    page.on("request", lambda request: asked.append(request.post_data_json) if request.method == "POST" else None)
     solved(page, lasso)
     x, y = state(page, "(t => [t.x[0], t.y[0]])(data.find(t => t.marker?.symbol === 'star'))")
-    assert (x, y) == pytest.approx((2, 0), abs=0.3)
+    # plotly may miss a corner under load, so the codes it took are what the star is compared with
+    chosen = next(body["indices"] for body in reversed(asked) if "indices" in body)
+    assert len(chosen) > 5
+    assert (x, y) == pytest.approx(tuple(ring().codes[chosen].mean(0).tolist()), abs=0.3)
     assert page.locator("#previews canvas").count() == 2
 
 
