@@ -122,9 +122,13 @@ def legend(figure: Figure, entries: Sequence[tuple[str, str, str]], ncols: int =
 def save_figure(figure: Figure, out: Path, name: str, *, caption: str = "", dpi: int = 220) -> Path:
     """Writes ``out/name.png`` and ``out/name.pdf``, closes the figure, and returns the path of the PNG.
 
-    Args: figure: what to save. out: the folder; made if missing. name: of both files, without suffix. caption: printed
-    below the figure: where the data come from, and what else a reader of the picture alone should know. dpi: pixels per
-    inch.
+    Args:
+        figure: what to save.
+        out: the folder; made if missing.
+        name: of both files, without suffix.
+        caption: printed below the figure: where the data come from, and what else a reader of the picture alone should
+            know.
+        dpi: pixels per inch.
     """
     out.mkdir(parents=True, exist_ok=True)
     png, pdf = out / f"{name}.png", out / f"{name}.pdf"

@@ -35,9 +35,12 @@ class SplineDescent(Solver):
     the first. That says that the *spline* is a minimum: how near it is to a geodesic depends on the number of knots,
     and `error` only measures how far its speed is from constant.
 
-    Args: num_knots: knots of the spline, both end points included. num_segments: segments on which the energy is
-    summed; even. learning_rate: length of the first step, as a fraction of the extent of the start path. max_steps:
-    evaluations of one curve's energy and gradient. rtol: relative decrease of the energy that does not matter anymore.
+    Args:
+        num_knots: knots of the spline, both end points included.
+        num_segments: segments on which the energy is summed; even.
+        learning_rate: length of the first step, as a fraction of the extent of the start path.
+        max_steps: evaluations of one curve's energy and gradient.
+        rtol: relative decrease of the energy that does not matter anymore.
     """
 
     num_knots: int = 12
