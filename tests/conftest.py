@@ -13,6 +13,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -21,7 +22,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
 import torch
-from beartype import beartype
+from beartype import BeartypeConf, beartype
 from jaxtyping import TypeCheckError, jaxtyped
 
 import pullback
@@ -40,12 +41,13 @@ def _modules(package: ModuleType) -> list[ModuleType]:
 
 
 def _has_shapes(function: Callable[..., object]) -> bool:
-    return any("[Tensor," in str(annotation) for annotation in function.__annotations__.values())
+    return any(re.search(r"\[Tensor,|Code|Points", str(annotation)) for annotation in function.__annotations__.values())
 
 
 @functools.cache
 def _checked(function: Callable[..., object]) -> Callable[..., object]:
-    strict = jaxtyped(function, typechecker=beartype)
+    # a whole number is as good as a float (PEP 484)
+    strict = jaxtyped(function, typechecker=beartype(conf=BeartypeConf(is_pep484_tower=True)))
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> object:

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     # What users give becomes a tensor at the entry of every public function, under the same name.
     Array = Any
     Codes = Any
+    CodeSet = Any
+    Points = Any
 else:
     Array = np.ndarray | Sequence[Any]
-    Codes = Float[Tensor, "*batch d"] | Int[Tensor, "*batch d"] | Array
+    # Codes or tangents of any batch shape; those of one function broadcast.
+    Codes = Float[Tensor, "*#batch d"] | Int[Tensor, "*#batch d"] | Array
+    # The codes of a data set, one per row.
+    CodeSet = Float[Tensor, "n d"] | Int[Tensor, "n d"] | Array
+    # The points of curves.
+    Points = Float[Tensor, "*batch n d"] | Array

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from pullback._autodiff.derivatives import pushforward
-from pullback._decoders.contract import decode, observed
+from pullback._decoders.contract import as_codes, decode, observed
 from pullback._families.information import Information
 from pullback._families.rules import fisher
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.fisher_rao import FisherRaoMetric
-from pullback._typing import Array, Float
+from pullback._typing import Codes
 
 __all__ = ["check_metric"]
 
 
-def check_metric(metric: Metric, z: Float[Tensor, "*batch d"] | Array, *, rtol: float | None = None) -> None:
+def check_metric(metric: Metric, z: Codes, *, rtol: float | None = None) -> None:
     r"""Raises an AssertionError with a sentence for the first law that the metric breaks at the codes ``z``.
 
     The laws: shapes for codes of any batch shape, dtype and device kept; M symmetric and positive semi-definite;
@@ -42,11 +42,7 @@ def check_metric(metric: Metric, z: Float[Tensor, "*batch d"] | Array, *, rtol: 
             metric by finite differences needs more.
     """
     (z,) = codes_for(metric, z)
-    codes = z.detach().reshape(-1, z.shape[-1])
-    if len(codes) < 2 or not codes.isfinite().all():
-        raise ValueError(
-            "A metric is checked by comparing codes with each other: give at least two of shape (n, d), all finite."
-        )
+    codes = as_codes(z.detach().reshape(-1, z.shape[-1]), a_set=True, least=2, finite=True)
     tolerance = rtol or 10 * torch.finfo(z.dtype).eps ** 0.5
     for law in (_shapes, _loop, _tensor, _operations, _steps, _order, _nan, _coordinates, _promises):
         law(metric, codes, tolerance)

@@ -31,7 +31,7 @@ from pullback._metrics.base import Metric, broadcast, check_metric
 from pullback._numerics import spline
 from pullback._options import check_options
 from pullback._progress import progress
-from pullback._typing import Array, Bool, Float
+from pullback._typing import Array, Bool, Codes, Float, Points
 
 Parameters = Tensor | np.ndarray | Sequence[float] | float
 
@@ -77,7 +77,7 @@ class Curve(abc.ABC):
 class _Interpolant(Curve):
     """A curve that is cubic between its values ``points`` at n uniform parameters (abstract)."""
 
-    points: Float[Tensor, "*batch n d"] | Array
+    points: Points
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "points", as_codes(self.points))
@@ -184,7 +184,7 @@ class CubicSpline(_Interpolant):
     """
 
     @classmethod
-    def through(cls, points: Float[Tensor, "*batch m d"] | Array, *, num_knots: int | None = None) -> CubicSpline:
+    def through(cls, points: Points, *, num_knots: int | None = None) -> CubicSpline:
         """The spline through all points, or the least-squares one of `num_knots` knots with the same end points."""
         points = cls(points).points
         if num_knots is None or num_knots == points.shape[-2]:
@@ -196,9 +196,7 @@ class CubicSpline(_Interpolant):
         return cls(torch.cat([begin, torch.linalg.pinv(basis[:, 1:-1]) @ rest, end], dim=-2))
 
     @classmethod
-    def straight(
-        cls, a: Float[Tensor, "*batch d"] | Array, b: Float[Tensor, "*batch d"] | Array, num_knots: int
-    ) -> CubicSpline:
+    def straight(cls, a: Codes, b: Codes, num_knots: int) -> CubicSpline:
         """The straight line from a to b at constant (Euclidean) speed."""
         a = as_codes(a)
         a, b = broadcast(a, as_codes(b, a))
@@ -277,18 +275,14 @@ def _batches(t: Tensor, begin: Tensor) -> str:
     )
 
 
-def curve_for(metric: Any, curve: Curve | Float[Tensor, "*batch n d"] | Array) -> Curve:
+def curve_for(metric: Any, curve: Curve | Points) -> Curve:
     """A curve as it is, and the polyline through points, in the dtype and on the device of the metric."""
     check_metric(metric)
     return curve if isinstance(curve, Curve) else Polyline(as_codes(curve, metric))
 
 
 def energy(
-    metric: Metric,
-    curve: Curve | Float[Tensor, "*batch n d"] | Array,
-    *,
-    num_segments: int | None = None,
-    extrapolate: bool = False,
+    metric: Metric, curve: Curve | Points, *, num_segments: int | None = None, extrapolate: bool = False
 ) -> Float[Tensor, "*batch"]:
     r"""The energy :math:`\int_0^1 \langle \dot c, \dot c\rangle\, dt`, without ½: the squared length at constant speed.
 
@@ -310,11 +304,7 @@ def energy(
 
 
 def length(
-    metric: Metric,
-    curve: Curve | Float[Tensor, "*batch n d"] | Array,
-    *,
-    num_segments: int | None = None,
-    extrapolate: bool = False,
+    metric: Metric, curve: Curve | Points, *, num_segments: int | None = None, extrapolate: bool = False
 ) -> Float[Tensor, "*batch"]:
     r"""The length :math:`\int_0^1 \sqrt{\langle \dot c, \dot c\rangle}\, dt`, the same for every parametrization.
 

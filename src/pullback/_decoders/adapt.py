@@ -106,9 +106,7 @@ def _part(model: Any) -> Callable[..., Any]:
 
 def _as_distribution(output: Any) -> Distribution:
     """A model's output where no family is given: a distribution, alone or as a field of it."""
-    if isinstance(output, Distribution):
-        return output
-    found = _distributions(output)
+    found = [output] if isinstance(output, Distribution) else _distributions(output)
     if found:
         return found[0]
     raise DecoderError(
@@ -120,7 +118,7 @@ def _as_distribution(output: Any) -> Distribution:
 
 def _distributions(output: Any) -> list[Distribution]:
     """Those among the fields of an output."""
-    fields = output.values() if isinstance(output, Mapping) else [getattr(output, name, None) for name in _FIELDS]
+    fields = output.values() if isinstance(output, Mapping) else [_field(output, name) for name in _FIELDS]
     return [value for value in fields if isinstance(value, Distribution)]
 
 
@@ -130,10 +128,7 @@ def _parameters(output: Any) -> list[Tensor]:
         return [output]
     if isinstance(output, Distribution):
         return [output.mean]
-    if isinstance(output, (tuple, list)):
-        tensors = [x for x in output if isinstance(x, Tensor)]
-    else:
-        tensors = _named(output if isinstance(output, Mapping) else _Attributes(output))
+    tensors = [x for x in output if isinstance(x, Tensor)] if isinstance(output, (tuple, list)) else _named(output)
     if not tensors and _distributions(output):
         raise DecoderError(
             "The model returns a distribution, and needs no other family: use pullback.as_decoder(model)."
@@ -146,21 +141,15 @@ def _parameters(output: Any) -> list[Tensor]:
     return tensors
 
 
-class _Attributes:
-    """The attributes of an object by their names."""
-
-    def __init__(self, thing: Any):
-        self.thing = thing
-
-    def get(self, name: str) -> Any:
-        return getattr(self.thing, name, None)
+def _field(output: Any, name: str) -> Any:
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
 
-def _named(output: Mapping[str, Any] | _Attributes) -> list[Tensor]:
+def _named(output: Any) -> list[Tensor]:
     """The mean, and the logarithm of the variance where there is one; in a mapping without known names the first
     two tensors."""
     mean, log_variance, deviation = (
-        [x for name in names if isinstance(x := output.get(name), Tensor)]
+        [x for name in names if isinstance(x := _field(output, name), Tensor)]
         for names in (_FIELDS, _LOG_VARIANCES, _DEVIATIONS)
     )
     if mean:

@@ -59,7 +59,9 @@ def observe(decoder: Decoder, z: Tensor) -> Distribution:
     return decode(observed(decoder), z)
 
 
-def as_codes(z: Any, like: object = None, *, a_set: bool = False, dim: int | None = None) -> Tensor:
+def as_codes(
+    z: Any, like: object = None, *, a_set: bool = False, least: int = 1, finite: bool = False, dim: int | None = None
+) -> Tensor:
     """Codes as a tensor ``(*batch, d)``, from whatever a user may give; the first line of every public function
     with codes.
 
@@ -70,12 +72,14 @@ def as_codes(z: Any, like: object = None, *, a_set: bool = False, dim: int | Non
         z: a tensor, a NumPy array, or a list of numbers, tensors or arrays.
         like: where the codes will be used: a metric, a decoder, a module, or a tensor. Without one, or where it does
             not tell, tensors and floating-point arrays stay what they are, other numbers get torch's default dtype.
-        a_set: whether the codes must have shape ``(n, d)`` with n > 0.
+        a_set: whether the codes must have shape ``(n, d)``.
+        least: what n must at least be.
+        finite: whether codes that are NaN or infinite are refused.
         dim: what d must be.
 
     Raises:
         TypeError: ``z`` cannot be read as real numbers.
-        ValueError: ``z`` is a scalar, or no set where one is needed.
+        ValueError: ``z`` is a scalar, no set where one is needed, or not finite where it must be.
 
     >>> as_codes([[0, 1], [2, 3]]).dtype
     torch.float32
@@ -100,10 +104,16 @@ def as_codes(z: Any, like: object = None, *, a_set: bool = False, dim: int | Non
         raise ValueError(
             f"Codes of {dim} dimensions are expected, those of the same model; got shape {tuple(z.shape)}."
         )
-    if a_set and (z.ndim != 2 or len(z) == 0):
+    if a_set and (z.ndim != 2 or len(z) < least):
         raise ValueError(
-            f"A set of codes must have shape (n, d), with at least one code; got {tuple(z.shape)}. Use "
-            "codes.flatten(0, -2), and codes[None] for a single code."
+            f"A set of codes must have shape (n, d), with at least {'one code' if least == 1 else f'{least} codes'}; "
+            f"got {tuple(z.shape)}. Use codes.flatten(0, -2), and codes[None] for a single code."
+        )
+    if finite and not z.isfinite().all():
+        bad = ~z.isfinite().all(-1).flatten()
+        raise ValueError(
+            f"{int(bad.sum())} of {len(bad)} codes are NaN or infinite, first at row {int(bad.nonzero()[0])}. Drop "
+            "them: codes[torch.isfinite(codes).all(-1)]."
         )
     return z
 

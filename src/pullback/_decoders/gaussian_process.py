@@ -26,7 +26,7 @@ from torch.distributions import Normal
 from pullback._decoders.contract import as_codes
 from pullback._decoders.support import squared_distances
 from pullback._options import check_options
-from pullback._typing import Array, Codes, Float
+from pullback._typing import Array, Codes, CodeSet, Float
 
 
 class GPDecoder(nn.Module):
@@ -60,7 +60,7 @@ class GPDecoder(nn.Module):
 
     def __init__(
         self,
-        codes: Float[Tensor, "n d"] | Array,
+        codes: CodeSet,
         x: Float[Tensor, "n D"] | Array,
         *,
         lengthscale: float,
@@ -84,12 +84,7 @@ class GPDecoder(nn.Module):
 
     @classmethod
     def fit(
-        cls,
-        codes: Float[Tensor, "n d"] | Array,
-        x: Float[Tensor, "n D"] | Array,
-        *,
-        max_iterations: int = 100,
-        noisy: bool = True,
+        cls, codes: CodeSet, x: Float[Tensor, "n D"] | Array, *, max_iterations: int = 100, noisy: bool = True
     ) -> Self:
         """The posterior with the hyperparameters of maximal marginal likelihood (L-BFGS in their logarithms)."""
         check_options(max_iterations=max_iterations)
@@ -153,13 +148,10 @@ def _negative_log_likelihood(squares: Tensor, y: Tensor, lengthscale: Tensor, si
 
 
 def _checked(codes: Tensor | Array, x: Tensor | Array) -> tuple[Tensor, Tensor]:
-    codes = as_codes(codes)
-    x = as_codes(x, codes)
-    if codes.ndim != 2 or x.ndim != 2 or len(codes) != len(x):
+    codes, x = as_codes(codes, a_set=True, finite=True), as_codes(x, codes, finite=True)
+    if x.ndim != 2 or len(codes) != len(x):
         raise ValueError(
             f"GPDecoder needs codes (n, d) and data (n, D) of the same n; got {tuple(codes.shape)} and "
             f"{tuple(x.shape)}. Flatten images first: x.flatten(1)."
         )
-    if not (torch.isfinite(codes).all() and torch.isfinite(x).all()):
-        raise ValueError("The codes or the data contain NaN or infinite values. Drop those rows.")
     return codes, x

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pullback._decoders.contract import as_codes
 from pullback._decoders.networks import reference
 from pullback._options import check_options
-from pullback._typing import Array, Bool, Float
+from pullback._typing import Array, Bool, Codes, CodeSet, Float
 
 _MAX_CENTERS = 512
 _MINI_BATCH_FROM = 10_000
@@ -68,7 +68,7 @@ class Support(nn.Module):
     @classmethod
     def fit(
         cls,
-        codes: Float[Tensor, "n d"] | Array,
+        codes: CodeSet,
         num_centers: int | None = None,
         *,
         scale: float | None = None,
@@ -90,8 +90,7 @@ class Support(nn.Module):
         check_options(scale=scale)
         if not 0 < quantile <= 1:
             raise ValueError(f"quantile is a share of the codes, above 0 and at most 1; got {quantile}.")
-        codes = as_codes(codes).detach()
-        _check_codes(codes)
+        codes = as_codes(codes, a_set=True, finite=True).detach()
         num_distinct = len(np.unique(codes.cpu().numpy(), axis=0))
         k = _num_centers(len(codes), num_distinct, num_centers)
         centers = torch.as_tensor(_k_means(codes, k, random_state)).to(codes)
@@ -102,7 +101,7 @@ class Support(nn.Module):
         support.edge.copy_(_quantile(distances, quantile))
         return support
 
-    def distance2(self, z: Float[Tensor, "*batch d"] | Array, *, smooth: bool = True) -> Float[Tensor, "*batch"]:
+    def distance2(self, z: Codes, *, smooth: bool = True) -> Float[Tensor, "*batch"]:
         r"""Squared distance to the data: the smooth minimum :math:`D_h(z)`, or with ``smooth=False`` the paper's D(z).
 
         The smooth minimum may be negative between close centers; only its differences and its level sets matter.
@@ -113,7 +112,7 @@ class Support(nn.Module):
         scores = nn.functional.linear(z, 2 / h2 * self.offsets, -self.offsets.square().sum(-1) / h2)
         return z.square().sum(-1) - h2 * _logsumexp(scores)
 
-    def squared_distances(self, z: Float[Tensor, "*batch d"] | Array) -> Float[Tensor, "*batch k"]:
+    def squared_distances(self, z: Codes) -> Float[Tensor, "*batch k"]:
         """The squared distance to each center."""
         return squared_distances(self._codes(z) - self.origin, self.offsets)
 
@@ -137,7 +136,7 @@ class Support(nn.Module):
         r"""The value of `distance2` up to which a point counts as on the data: :math:`D_{\rm edge} + 3h^2`."""
         return self.edge + 3 * self.scale.square()
 
-    def contains(self, z: Float[Tensor, "*batch d"] | Array) -> Bool[Tensor, "*batch"]:
+    def contains(self, z: Codes) -> Bool[Tensor, "*batch"]:
         """Whether points lie on the data, that is within the `border`."""
         return self.distance2(z) <= self.border
 
@@ -160,20 +159,6 @@ def translated_sigmoid(distance2: Tensor, beta: float | Tensor, c: float = 7.0) 
     """
     width = nn.functional.softplus(torch.as_tensor(beta, dtype=distance2.dtype, device=distance2.device))
     return torch.sigmoid(distance2 / width - c)
-
-
-def _check_codes(codes: Tensor) -> None:
-    if codes.ndim != 2:
-        raise ValueError(
-            f"Support.fit needs codes of shape (n, d); got {tuple(codes.shape)}. "
-            "Use codes.flatten(0, -2), and codes.unsqueeze(-1) for one latent dimension."
-        )
-    bad = ~torch.isfinite(codes).all(-1)
-    if bad.any():
-        raise ValueError(
-            f"{int(bad.sum())} of {len(codes)} codes are NaN or infinite, first at row {int(bad.nonzero()[0])}. "
-            "Drop them: codes[torch.isfinite(codes).all(-1)]."
-        )
 
 
 def _num_centers(num_codes: int, num_distinct: int, num_centers: int | None) -> int:

@@ -31,7 +31,7 @@ from pullback._geometry.geodesic import Geodesic
 from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._progress import progress
-from pullback._typing import Array, Float
+from pullback._typing import Float, Points
 
 # Segments of the sums that are extrapolated to order four: shares are then good to six digits on smooth paths.
 _NUM_SEGMENTS = 256
@@ -95,7 +95,7 @@ class Contributions:
 @progress("contributions")
 def contributions(
     metric: Metric,
-    path: Geodesic | Curve | Float[Tensor, "*batch n d"] | Array,
+    path: Geodesic | Curve | Points,
     labels: Sequence[str] | None = None,
     *,
     num_segments: int = _NUM_SEGMENTS,

@@ -27,16 +27,11 @@ from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._metrics.connection import Embedding, acceleration
 from pullback._progress import progress
-from pullback._typing import Array, Float
+from pullback._typing import Codes, Float
 
 
 @progress("curvature")
-def sectional_curvature(
-    metric: Metric,
-    z: Float[Tensor, "*#batch d"] | Array,
-    u: Float[Tensor, "*#batch d"] | Array,
-    v: Float[Tensor, "*#batch d"] | Array,
-) -> Float[Tensor, "*batch"]:
+def sectional_curvature(metric: Metric, z: Codes, u: Codes, v: Codes) -> Float[Tensor, "*batch"]:
     r"""The curvature :math:`K(u, v) = R(u, v, v, u) / (|u|^2 |v|^2 - \langle u, v\rangle^2)` at ``z`` of the surface
     swept by geodesics in the plane of ``u`` and ``v``.
 
@@ -61,7 +56,7 @@ def sectional_curvature(
 
 
 @progress("curvature")
-def gaussian_curvature(metric: Metric, z: Float[Tensor, "*batch d"] | Array) -> Float[Tensor, "*batch"]:
+def gaussian_curvature(metric: Metric, z: Codes) -> Float[Tensor, "*batch"]:
     """The curvature of a latent space of two dimensions, where there is but one plane. NaN where M is singular.
 
     >>> import torch, pullback as pb
@@ -80,7 +75,7 @@ def gaussian_curvature(metric: Metric, z: Float[Tensor, "*batch d"] | Array) -> 
 
 
 @progress("curvature")
-def scalar_curvature(metric: Metric, z: Float[Tensor, "*batch d"] | Array) -> Float[Tensor, "*batch"]:
+def scalar_curvature(metric: Metric, z: Codes) -> Float[Tensor, "*batch"]:
     r"""The sum :math:`\sum_{i \ne j} K(e_i, e_j)` over an orthonormal basis of tangents: small balls lack volume where
     it is positive.
 

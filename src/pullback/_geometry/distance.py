@@ -13,7 +13,6 @@ and 4T segments, and the energies with their exact derivatives are extrapolated 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pullback._curves.steps import MAX_DECODED, safe_sqrt
 from pullback._decoders.contract import unvalidated
-from pullback._geometry.geodesic import Geodesic, Start, geodesic
+from pullback._geometry.geodesic import Geodesic, Starts, geodesic
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import filtered_inverse
 from pullback._numerics.spline import refine
@@ -31,7 +30,7 @@ from pullback._solvers.base import ConvergenceError, Solver
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.measure import romberg
 from pullback._solvers.newton import Minimizer
-from pullback._typing import Array, Float
+from pullback._typing import Codes, Float
 
 # Segments of the coarsest of the three curves that are extrapolated, and steps to solve each.
 _MIN_SEGMENTS, _MAX_SEGMENTS, _MAX_STEPS = 8, 256, 20
@@ -43,12 +42,7 @@ _GRADIENT_RTOL = 0.02
 
 
 def distance(
-    metric: Metric,
-    a: Float[Tensor, "*#batch d"] | Array,
-    b: Float[Tensor, "*#batch d"] | Array,
-    *,
-    solver: Solver | None = None,
-    init: Start | Sequence[Start] = None,
+    metric: Metric, a: Codes, b: Codes, *, solver: Solver | None = None, init: Starts = None
 ) -> Float[Tensor, "*batch"]:
     r"""The distance :math:`d(a, b)`: the length of the shortest path found from ``a`` to ``b``.
 
@@ -79,12 +73,7 @@ def distance(
 
 @progress("distances")
 def squared_distance(
-    metric: Metric,
-    a: Float[Tensor, "*#batch d"] | Array,
-    b: Float[Tensor, "*#batch d"] | Array,
-    *,
-    solver: Solver | None = None,
-    init: Start | Sequence[Start] = None,
+    metric: Metric, a: Codes, b: Codes, *, solver: Solver | None = None, init: Starts = None
 ) -> Float[Tensor, "*batch"]:
     r"""The squared distance :math:`d^2(a, b)`: the energy of the shortest path found; smooth also at equal codes.
 

@@ -21,7 +21,7 @@ from pullback._numerics.random import as_generator
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Solver
-from pullback._typing import Array, Float
+from pullback._typing import Array, Codes, Float
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +51,8 @@ class DistanceUncertainty:
 @progress("distances")
 def distance_uncertainty(
     metric: Metric,
-    a: Float[Tensor, "*#batch d"] | Array,
-    b: Float[Tensor, "*#batch d"] | Array,
+    a: Codes,
+    b: Codes,
     cov_a: Float[Tensor, ...] | Array | None = None,
     cov_b: Float[Tensor, ...] | Array | None = None,
     *,

@@ -22,7 +22,7 @@ from pullback._numerics.ode import DenseOutput, Flow, Outcome, integrate
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Status
-from pullback._typing import Array, Bool, Float, Int
+from pullback._typing import Bool, Codes, Float, Int
 
 # Local error by default: what paths ask for. Ends are then good to about five digits, at a third of the evaluations of
 # 1e-10.
@@ -154,8 +154,8 @@ class Trajectory(Curve):
 @progress("exponentials")
 def expmap(
     metric: Metric,
-    z: Float[Tensor, "*#batch d"] | Array,
-    v: Float[Tensor, "*#batch d"] | Array,
+    z: Codes,
+    v: Codes,
     t: float = 1.0,
     *,
     rtol: float | None = None,
@@ -205,8 +205,8 @@ def expmap(
 @progress("exponentials")
 def exponential(
     metric: Metric,
-    z: Float[Tensor, "*#batch d"] | Array,
-    v: Float[Tensor, "*#batch d"] | Array,
+    z: Codes,
+    v: Codes,
     *,
     rtol: float | None = None,
     atol: float | None = None,

@@ -21,9 +21,10 @@ from pullback._solvers.base import Solution, Solver, Status, converged
 from pullback._solvers.chords import lerp_nodes
 from pullback._solvers.gauss_newton import GaussNewton
 from pullback._starts.graph import Graph
-from pullback._typing import Array, Bool, Float, Int
+from pullback._typing import Array, Bool, Codes, Float, Int
 
 Start = Graph | Curve | Tensor | np.ndarray | None
+Starts = Start | Sequence[Start]
 _START_POINTS = 257
 
 
@@ -104,11 +105,11 @@ class Geodesic(Curve):
 @progress("geodesics")
 def geodesic(
     metric: Metric,
-    a: Float[Tensor, "*#batch d"] | Array,
-    b: Float[Tensor, "*#batch d"] | Array,
+    a: Codes,
+    b: Codes,
     *,
     solver: Solver | None = None,
-    init: Start | Sequence[Start] = None,
+    init: Starts = None,
     support: Support | None = None,
 ) -> Geodesic:
     r"""Shortest paths from ``a`` to ``b``: minimizers of :math:`\int_0^1 \dot\gamma^\top M(\gamma)\, \dot\gamma\, dt`.

@@ -25,7 +25,7 @@ from pullback._solvers.base import Solver
 from pullback._starts.code_graph import CodeGraph
 from pullback._starts.graph import Graph
 from pullback._starts.lattice import Lattice
-from pullback._typing import Array, Bool, Float, Int
+from pullback._typing import Array, Bool, CodeSet, Float, Int
 
 # Numbers in the embedding of a code from which on a lattice takes minutes: 2 s of CPU for 784, 94 s for 12,288.
 _WIDE = 2048
@@ -65,7 +65,7 @@ class Identifiability:
 @progress("distances")
 def identifiability(
     metrics: Sequence[Metric] | None,
-    codes: Sequence[Float[Tensor, "n d"] | Array],
+    codes: Sequence[CodeSet],
     *,
     pairs: Int[Tensor, "P 2"] | None = None,
     num_pairs: int = 50,

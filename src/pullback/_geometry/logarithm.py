@@ -14,7 +14,6 @@ itself, because it must have the length of the path; where it is not good enough
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +25,7 @@ from pullback._curves.steps import nearly_equal, safe_sqrt
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.distance import energies_and_doubts
 from pullback._geometry.exponential import arrivals
-from pullback._geometry.geodesic import Geodesic, Start, geodesic
+from pullback._geometry.geodesic import Geodesic, Starts, geodesic
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import filtered_inverse
 from pullback._options import check_options
@@ -35,7 +34,7 @@ from pullback._solvers.base import ConvergenceError, Solver
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import ElementEnergy
 from pullback._solvers.extremals import Extremals, ExtremalSolver
-from pullback._typing import Array, Bool, Float
+from pullback._typing import Bool, Codes, Float
 
 # A path whose energy differs by more when it is solved or measured anew has hopped over a wall.
 _AGREEMENT = 1e-2
@@ -113,13 +112,7 @@ def _sentence(rtol: float, converged: bool, error: float, miss: float, solved: b
 
 
 def logmap(
-    metric: Metric,
-    a: Float[Tensor, "*#batch d"] | Array,
-    b: Float[Tensor, "*#batch d"] | Array,
-    *,
-    solver: Solver | None = None,
-    init: Start | Sequence[Start] = None,
-    rtol: float = 1e-3,
+    metric: Metric, a: Codes, b: Codes, *, solver: Solver | None = None, init: Starts = None, rtol: float = 1e-3
 ) -> Float[Tensor, "*batch d"]:
     r"""The logarithm :math:`\mathrm{Log}_a(b)`: the velocity at ``a`` of the shortest path found to ``b``.
 
@@ -159,11 +152,11 @@ def logmap(
 @progress("logarithms")
 def logarithm(
     metric: Metric,
-    a: Float[Tensor, "*#batch d"] | Array,
-    b: Float[Tensor, "*#batch d"] | Array,
+    a: Codes,
+    b: Codes,
     *,
     solver: Solver | None = None,
-    init: Start | Sequence[Start] = None,
+    init: Starts = None,
     rtol: float = 1e-3,
     check: bool = False,
 ) -> Logarithm:

@@ -20,7 +20,7 @@ from pullback._geometry.geodesic import Geodesic, geodesic
 from pullback._metrics.base import Metric
 from pullback._progress import progress
 from pullback._solvers.base import Solver
-from pullback._typing import Array, Bool, Float
+from pullback._typing import Bool, CodeSet, Float, Points
 
 # Points of the path among which candidates are sought, and how many of them are looked at by shortest paths.
 _NUM_TIMES, _NUM_CANDIDATES = 65, 3
@@ -57,11 +57,7 @@ class Projection:
 
 @progress("projections")
 def project(
-    metric: Metric,
-    path: Geodesic | Curve | Float[Tensor, "*one n d"] | Array,
-    codes: Float[Tensor, "m d"] | Array,
-    *,
-    solver: Solver | None = None,
+    metric: Metric, path: Geodesic | Curve | Points, codes: CodeSet, *, solver: Solver | None = None
 ) -> Projection:
     """The nearest point on a path to each code: its time, which serves as pseudotime, and the distance from it.
 
@@ -82,12 +78,7 @@ def project(
         [0.25, 2.0]
     """
     curve = _single(curve_for(metric, path))
-    codes = as_codes(codes, curve.begin, a_set=True)
-    if codes.shape[-1] != curve.begin.shape[-1]:
-        raise ValueError(
-            f"project takes codes of shape (m, {curve.begin.shape[-1]}), in the dimensions of the path; got "
-            f"{tuple(codes.shape)}."
-        )
+    codes = as_codes(codes, curve.begin, a_set=True, dim=curve.begin.shape[-1])
     t = _best_candidate(metric, curve, codes, solver)
     width = 1 / (_NUM_TIMES - 1)
     for _ in range(_NUM_PARABOLAS):

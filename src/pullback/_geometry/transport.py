@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 
 from pullback._curves.curve import Curve, curve_for
-from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric, codes_for
+from pullback._decoders.contract import as_codes, unvalidated
+from pullback._metrics.base import Metric
 from pullback._metrics.connection import connection
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError
-from pullback._typing import Array, Float
+from pullback._typing import Codes, Float
 
 # Relative error asked for by default: that of the paths, whose curves are good to about five digits.
 _RTOL = 1e-5
@@ -59,7 +59,7 @@ Measured = tuple[Tensor, Tensor, Tensor]
 def parallel_transport(
     metric: Metric,
     curve: Curve | Float[Tensor, "*curves n d"],
-    v: Float[Tensor, "*#batch d"] | Array,
+    v: Codes,
     *,
     rtol: float | None = None,
     max_segments: int = 2**13,
@@ -92,14 +92,7 @@ def parallel_transport(
     """
     check_options(rtol=rtol, max_segments=max_segments)
     curve = curve_for(metric, getattr(curve, "curve", curve))
-    (v,) = codes_for(metric, v)
-    if v.ndim == 0 or v.shape[-1] != curve.begin.shape[-1]:
-        raise ValueError(
-            f"Tangents of shape {tuple(v.shape)} do not belong to curves in {curve.begin.shape[-1]} dimensions. Pass "
-            "(*batch, d)."
-        )
-    if v.dtype != curve.begin.dtype or v.device != curve.begin.device:
-        raise ValueError(f"Tangents are {v.dtype} on {v.device}, the curve is not. Use v.to(curve.begin).")
+    v = as_codes(v, curve.begin, dim=curve.begin.shape[-1])
     with torch.no_grad(), unvalidated():
         matrices = _transports(metric, curve, rtol, max_segments, alpha)
     return (matrices @ v[..., None])[..., 0]
@@ -110,13 +103,11 @@ def _transports(metric: Metric, curve: Curve, rtol: float | None, max_segments: 
     batch, d = curve.begin.shape[:-1], curve.begin.shape[-1]
     embedded = not alpha and metric.embed(curve.begin.reshape(-1, d)[:1]) is not None
     measure = _by_projection if embedded else functools.partial(_by_collocation, alpha=alpha)
-    result, error = (
-        curve.begin.new_full((batch.numel(), d, d), torch.nan),
-        curve.begin.new_full((batch.numel(),), torch.inf),
-    )
+    result = curve.begin.new_full((batch.numel(), d, d), torch.nan)
+    error = curve.begin.new_full((batch.numel(),), torch.inf)
     left = torch.arange(len(result), device=result.device)
     segments = _first_segments(curve.num_pieces)
-    allowed = torch.full_like(error, _aim(rtol, result.dtype))
+    allowed = torch.full_like(error, max(rtol or _RTOL, 64 * torch.finfo(error.dtype).eps))
     while len(left) and segments <= max(max_segments, 2 * curve.num_pieces):
         found, change, smooth = measure(metric, curve, left, segments, result[left])
         result[left], error[left] = found, (change / found.abs().amax((-2, -1))).nan_to_num(torch.inf)
@@ -134,11 +125,6 @@ def _first_segments(num_pieces: int) -> int:
     if num_pieces % _FIRST_SEGMENTS == 0:
         return max(_FIRST_SEGMENTS, num_pieces // 8)
     return math.lcm(4, num_pieces) * math.ceil(_LEAST_SEGMENTS / math.lcm(4, num_pieces))
-
-
-def _aim(rtol: float | None, dtype: torch.dtype) -> float:
-    rounding = 64 * torch.finfo(dtype).eps
-    return max(_RTOL if rtol is None else rtol, rounding)
 
 
 # -- by projection -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._starts.code_graph import CodeGraph
-from pullback._typing import Array, Float
+from pullback._typing import CodeSet
 
 _ENTROPY_RISES = 0.75
 _MAY_LEAVE = 0.05
@@ -149,7 +149,7 @@ _SENTENCE_COLLAPSED = (
 @progress("report")
 def uncertainty_report(
     decoder: Decoder,
-    codes: Float[Tensor, "n d"] | Array,
+    codes: CodeSet,
     *,
     support: Support | None = None,
     num_points: int = 500,

@@ -195,15 +195,15 @@ class Metric(abc.ABC):
         return torch.where(info == 0, half_logdet, -torch.inf)
 
 
-def codes_for(metric: Any, *codes: Any, a_set: bool = False) -> tuple[Tensor, ...]:
+def codes_for(metric: Any, *codes: Any, a_set: bool = False, **required: Any) -> tuple[Tensor, ...]:
     """Codes or tangents as tensors of the metric's dtype and device: the first line of every public function with
-    a metric.
+    a metric. What is `required` of them, `as_codes` tells.
 
     Raises:
         TypeError: a decoder was given in the place of the metric.
     """
     check_metric(metric)
-    found = tuple(as_codes(z, metric, a_set=a_set) for z in codes)
+    found = tuple(as_codes(z, metric, a_set=a_set, **required) for z in codes)
     if a_set and len({z.shape[1] for z in found}) > 1:
         raise ValueError(
             f"Sets of codes have {' and '.join(str(z.shape[1]) for z in found)} dimensions. Both must be of the "

@@ -72,8 +72,7 @@ class OneSidedDifference:
 
     def __call__(self, step: Step, z: Tensor, *, functional: bool = True) -> Tensor:
         check_options(eps=self.eps)
-        eps = self.eps or torch.finfo(z.dtype).eps ** (1 / 3)
-        return _system(lambda v: step(z + v), z, eps)
+        return _system(lambda v: step(z + v), z, self.eps or torch.finfo(z.dtype).eps ** (1 / 3))
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from torch import Tensor
 from pullback._decoders.contract import as_codes, unvalidated
 from pullback._metrics.base import Metric, check_metric, per_code
 from pullback._metrics.kernel_mean import GridMean, KernelMean, PointMean
+from pullback._options import check_options
 from pullback._progress import progress
-from pullback._typing import Array, Codes, Float
+from pullback._typing import Array, Codes, CodeSet, Float
 
 _NUM_NODES = 64**2
 _AT_ONCE = 2**22  # distances held at once
@@ -67,9 +68,7 @@ class Grid:
             )
 
     @classmethod
-    def around(
-        cls, codes: Float[Tensor, "n d"] | Array, *, resolution: int | Sequence[int] | None = None, margin: float = 0.25
-    ) -> Self:
+    def around(cls, codes: CodeSet, *, resolution: int | Sequence[int] | None = None, margin: float = 0.25) -> Self:
         """The box of the codes, with `margin` times its extent added on every side; about 4,096 points by default.
 
         The number of points is a power of the dimension. Beyond four dimensions fit the metric to codes instead.
@@ -145,12 +144,7 @@ class InterpolatedMetric(Metric):
     @classmethod
     @progress("table")
     def fit(
-        cls,
-        metric: Metric,
-        points: Grid | Float[Tensor, "S d"] | Array,
-        *,
-        bandwidth: float | None = None,
-        held_out: Float[Tensor, "m d"] | Array | None = None,
+        cls, metric: Metric, points: Grid | CodeSet, *, bandwidth: float | None = None, held_out: Codes | None = None
     ) -> Self:
         r"""Evaluates the exact metric at the points, and its distance from the mean at others.
 
@@ -166,10 +160,10 @@ class InterpolatedMetric(Metric):
                 by about one bandwidth.
         """
         check_metric(metric)
-        points = points if isinstance(points, Grid) else _checked(as_codes(points, metric, a_set=True))
+        check_options(bandwidth=bandwidth)
+        points = points if isinstance(points, Grid) else as_codes(points, metric, a_set=True, least=2).detach()
         nodes = points.points if isinstance(points, Grid) else points
-        tensors = _evaluate(metric, nodes)
-        table = _upper(tensors)
+        table = _evaluate(metric, nodes).flatten(1)
         sigma = _bandwidth(points, bandwidth)
         if isinstance(points, Grid):
             mean = GridMean(points.low, points.spacing, points.counts, table, sigma)
@@ -189,7 +183,7 @@ class InterpolatedMetric(Metric):
         d = len(self.bandwidth)
         if z.shape[-1] != d:
             raise ValueError(f"The metric was fitted to codes of {d} dimensions; got codes of {z.shape[-1]}.")
-        return self.mean(z)[:, _unpacking(d)].reshape(-1, d, d)
+        return self.mean(z).reshape(-1, d, d)
 
     @per_code
     def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
@@ -197,15 +191,6 @@ class InterpolatedMetric(Metric):
         v = b - a
         M = self.tensor(torch.lerp(a[:, None, :], b[:, None, :], t[:, None]))
         return ((M @ v[:, None, :, None])[..., 0] * v[:, None, :]).sum(-1) @ weight
-
-
-@functools.lru_cache
-def _unpacking(d: int) -> list[int]:
-    """Where each entry of a symmetric matrix stands in its upper triangle."""
-    rows, columns = np.triu_indices(d)
-    place = np.zeros((d, d), dtype=int)
-    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
-    return place.ravel().tolist()
 
 
 @functools.lru_cache
@@ -217,39 +202,20 @@ def _quadrature(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tenso
     return t, weight
 
 
-def _upper(tensors: Tensor) -> Tensor:
-    rows, columns = np.triu_indices(tensors.shape[-1])
-    return tensors[:, rows, columns]
-
-
-def _checked(points: Tensor) -> Tensor:
-    if len(points) < 2:
-        raise ValueError(
-            "InterpolatedMetric.fit needs a pullback.Grid, or at least two codes of shape (S, d). Use "
-            "pullback.Grid.around(codes)."
-        )
-    return points.detach()
-
-
 def _bandwidth(points: Grid | Tensor, bandwidth: float | None) -> Tensor:
-    like = points.low if isinstance(points, Grid) else points.detach()[0]
+    like = points.low if isinstance(points, Grid) else points[0]
     if bandwidth is not None:
-        if not bandwidth > 0:
-            raise ValueError(f"bandwidth must be positive; got {bandwidth}. Leave it out to take it from the spacing.")
         return torch.full_like(like, bandwidth)
     if isinstance(points, Grid):
         return _SPACINGS * points.spacing
-    gaps = torch.cat([_nearest(some, points) for some in points.detach().split(max(1, _AT_ONCE // len(points)))])
+    # The nearest point of all is the code itself, or a copy of it.
+    parts = points.split(max(1, _AT_ONCE // len(points)))
+    gaps = torch.cat([torch.cdist(some, points).topk(2, largest=False).values[:, 1] for some in parts])
     if not bool((gaps > 0).any()):
         raise ValueError(
             "The codes are one and the same point, so they have no spacing. Give bandwidth=, or more codes."
         )
     return gaps[gaps > 0].median().expand_as(like).clone()
-
-
-def _nearest(z: Tensor, points: Tensor) -> Tensor:
-    """The distance to the nearest point that is another one; 0 for copies."""
-    return torch.cdist(z, points).topk(2, largest=False).values[:, 1]
 
 
 def _evaluate(metric: Metric, z: Tensor) -> Tensor:
@@ -270,7 +236,7 @@ def _fresh(points: Grid | Tensor, sigma: Tensor, num: int = 256) -> Tensor:
     if isinstance(points, Grid):
         noise = torch.rand(num, len(sigma), generator=source, dtype=torch.float64).to(sigma)
         return points.low + noise * (points.high - points.low)
-    codes = points.detach()[torch.randint(len(points), (num,), generator=source).to(points.device)]
+    codes = points[torch.randint(len(points), (num,), generator=source).to(points.device)]
     return codes + sigma * torch.randn(num, len(sigma), generator=source, dtype=torch.float64).to(sigma)
 
 

@@ -11,11 +11,11 @@ from scipy.sparse import csgraph
 from scipy.spatial import KDTree
 from torch import Tensor
 
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress
-from pullback._starts.graph import Graph, break_ties, check_codes, edge_lengths, nearest, symmetric
-from pullback._typing import Array, Float
+from pullback._starts.graph import Graph, break_ties, edge_lengths, nearest, symmetric
+from pullback._typing import CodeSet
 
 _SUBSTEPS = 4  # sub-steps of a typical edge
 
@@ -40,13 +40,7 @@ class CodeGraph(Graph):
     @classmethod
     @progress("graph")
     def fit(
-        cls,
-        metric: Metric,
-        codes: Float[Tensor, "n d"] | Array,
-        *,
-        num_neighbors: int = 12,
-        max_nodes: int = 2048,
-        random_state: int = 0,
+        cls, metric: Metric, codes: CodeSet, *, num_neighbors: int = 12, max_nodes: int = 2048, random_state: int = 0
     ) -> Self:
         """Builds the graph: nearest neighbors, and the shortest links that make it one piece.
 
@@ -59,7 +53,8 @@ class CodeGraph(Graph):
         """
         check_options(num_neighbors=num_neighbors)
         check_options(least=2, max_nodes=max_nodes)
-        nodes = _sample(check_codes(metric, codes), max_nodes, random_state)
+        (codes,) = codes_for(metric, codes, a_set=True, least=2, finite=True)
+        nodes = _sample(codes, max_nodes, random_state)
         positions = nodes.cpu().double().numpy()
         edges = _connect(positions, _neighbors(positions, num_neighbors))
         euclidean = np.linalg.norm(positions[edges[1]] - positions[edges[0]], axis=1)

@@ -28,7 +28,7 @@ from pullback._decoders.contract import DecoderError, unvalidated
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._progress import progress
 from pullback._starts.routes import Links, Routes, batches
-from pullback._typing import Array, Float
+from pullback._typing import Array, Codes, CodeSet, Float
 
 _MAX_SUBSTEPS = 32
 _DIRECT_STEPS = 16  # pairs no more sub-steps apart than this are also joined by a straight edge
@@ -64,13 +64,11 @@ class Graph(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def fit(cls, metric: Metric, codes: Float[Tensor, "n d"] | Array) -> Self:
+    def fit(cls, metric: Metric, codes: CodeSet) -> Self:
         """Builds the graph over the region that the codes occupy."""
 
     @progress("graph")
-    def distances(
-        self, a: Float[Tensor, "*batch d"] | Array, b: Float[Tensor, "*batch d"] | Array
-    ) -> Float[Tensor, "*batch"]:
+    def distances(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
         """Lengths of the shortest paths in the graph, in sub-steps: upper bounds of the distances.
 
         ``inf`` where no path exists (an end point decodes to NaN), NaN where an end point is not finite.
@@ -82,9 +80,7 @@ class Graph(abc.ABC):
             total[pairs] = torch.from_numpy(routes.total).to(total)
         return total.reshape(a.shape[:-1])
 
-    def paths(
-        self, a: Float[Tensor, "*batch d"] | Array, b: Float[Tensor, "*batch d"] | Array, num_points: int
-    ) -> Float[Tensor, "*batch n d"]:
+    def paths(self, a: Codes, b: Codes, num_points: int) -> Float[Tensor, "*batch n d"]:
         """Shortest paths in the graph, from exactly a to exactly b, in `num_points` points.
 
         The points are equally spaced in arc length, nine parts Riemannian and one part Euclidean, so that no two
@@ -136,13 +132,8 @@ class Graph(abc.ABC):
 
     def _codes(self, *codes: Tensor | Array) -> tuple[Tensor, ...]:
         """End points as tensors without a gradient, if they belong to the graph."""
-        found = tuple(z.detach() for z in codes_for(self.metric, *codes))
+        found = tuple(z.detach() for z in codes_for(self.metric, *codes, dim=self.nodes.shape[1]))
         for z in found:
-            if z.shape[-1] != self.nodes.shape[1]:
-                raise ValueError(
-                    f"The graph lies in {self.nodes.shape[1]} dimensions and an end point in {z.shape[-1]}. Fit the "
-                    "graph on codes of the same model."
-                )
             if z.device != self.nodes.device:
                 raise ValueError(
                     f"The graph is on {self.nodes.device} and the end points on {z.device}. Fit or load it there, or "
@@ -187,17 +178,6 @@ class Graph(abc.ABC):
         measured = edge_lengths(self.metric, ends[source[near]], ends[target[near]], self.spacing)
         length[near] = np.nan_to_num(measured, nan=np.inf)
         return length
-
-
-def check_codes(metric: Metric, codes: Tensor | Array) -> Tensor:
-    """Codes a graph can be fitted to."""
-    (codes,) = codes_for(metric, codes)
-    if codes.ndim != 2 or len(codes) < 2 or not codes.isfinite().all():
-        raise ValueError(
-            f"A graph is fitted to at least two finite codes of shape (n, d); got {tuple(codes.shape)}"
-            f"{'' if codes.isfinite().all() else ', some of them NaN or infinite'}."
-        )
-    return codes
 
 
 def nearest(tree: KDTree, positions: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

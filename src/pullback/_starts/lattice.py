@@ -23,11 +23,11 @@ from torch import Tensor
 
 from pullback._curves.steps import MAX_DECODED, Marks, safe_sqrt
 from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress
-from pullback._starts.graph import Graph, break_ties, check_codes, symmetric
-from pullback._typing import Array, Float
+from pullback._starts.graph import Graph, break_ties, symmetric
+from pullback._typing import CodeSet
 
 # Offsets to neighbors, up to order and signs of their coordinates.
 _SHAPES = {
@@ -74,9 +74,7 @@ class Lattice(Graph):
 
     @classmethod
     @progress("lattice")
-    def fit(
-        cls, metric: Metric, codes: Float[Tensor, "n d"] | Array, *, num_nodes: int | None = None, margin: float = 0.1
-    ) -> Self:
+    def fit(cls, metric: Metric, codes: CodeSet, *, num_nodes: int | None = None, margin: float = 0.1) -> Self:
         """Builds the grid over the bounding box of the codes. Nodes that decode to NaN get no edges.
 
         Args:
@@ -90,7 +88,7 @@ class Lattice(Graph):
         check_options(least=2, num_nodes=num_nodes)
         if not margin >= 0:
             raise ValueError(f"margin must not be negative; got {margin}.")
-        codes = check_codes(metric, codes)
+        (codes,) = codes_for(metric, codes, a_set=True, least=2, finite=True)
         d = codes.shape[1]
         if d not in _SHAPES:
             raise ValueError(f"A lattice lies in 2 or 3 dimensions, and the codes in {d}. Use pullback.CodeGraph.fit.")

@@ -27,9 +27,14 @@ from pullback._typing import Codes
 from pullback.plot._contributions import contributions
 from pullback.plot._geometry import ClusterPlot, clusters, density, exponential_grid, fan, indicatrices
 from pullback.plot._plane import Directions, Plane, remember, shown
-from pullback.plot._raster import Bounds, evaluate, extent, finite, grid
+from pullback.plot._raster import Bounds, evaluate, extent, grid
 
 Background = str | Callable[[Tensor], Tensor]
+_LABELS = {
+    "log_volume": r"$\frac{1}{2}\log\det M$",
+    "entropy": "entropy of $p(x|z)$",
+    "support": "squared distance to the data",
+}
 
 __all__ = [
     "ClusterPlot",
@@ -95,7 +100,7 @@ def latent(
     check_options(resolution=resolution)
     if not 0 <= clip < 0.5:
         raise ValueError(f"clip is a share at each end, at least 0 and below ½; got {clip}.")
-    codes = None if codes is None else finite(as_codes(codes, metric, a_set=True))
+    codes = None if codes is None else as_codes(codes, metric, a_set=True, finite=True)
     ax = ax or plt.subplots(layout="compressed")[1]
     plane = None if codes is None or codes.shape[-1] == 2 else Plane.of(metric, codes, axes)
     flat = codes if plane is None or codes is None else plane.project(codes)
@@ -111,7 +116,7 @@ def latent(
     bar = None
     if colorbar:
         bar = ax.figure.colorbar(image, ax=ax, extend=_extend(values, low, high), pad=0.02)
-        bar.set_label(_label(background))
+        bar.set_label("" if callable(background) else _LABELS[background])
     return LatentPlot(image, None if flat is None else _scatter(flat, ax), bar)
 
 
@@ -129,7 +134,8 @@ def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style
     """
     ax = ax or plt.subplots(layout="compressed")[1]
     check_options(least=2, num_points=num_points)
-    points, plane = _points(curves, num_points).detach().cpu(), shown(ax)
+    points = curves.resample(num_points) if isinstance(curves, Curve) else as_codes(curves)
+    points, plane = points.detach().cpu(), shown(ax)
     points = points if plane is None or points.shape[-1] == 2 else plane.project(points)
     if points.ndim < 2 or points.shape[-1] != 2 or not points.numel():
         raise ValueError(
@@ -137,58 +143,33 @@ def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style
             "pullback.plot.latent(metric, codes, ax=ax) first."
         )
     drawn = points.reshape(-1, *points.shape[-2:]).numpy()
-    dashes = ["--" if leaves else "-" for leaves in _leaves_support(curves, len(drawn))]
+    leaves = getattr(curves, "leaves_support", None)
+    dashes = ["-"] * len(drawn) if leaves is None else ["--" if away else "-" for away in leaves.flatten()]
     style = normalize_kwargs(style, Line2D)  # full names: a short one must replace the default, not join it
     looks = ({"color": "white", "linewidth": 1.5, "linestyle": dash, **style} for dash in dashes)
     return [line for xy, look in zip(drawn, looks, strict=True) for line in ax.plot(xy[:, 0], xy[:, 1], **look)]
 
 
-def _leaves_support(curves: Any, count: int) -> list[bool]:
-    leaves = getattr(curves, "leaves_support", None)
-    return [False] * count if leaves is None else leaves.flatten().tolist()
-
-
-def _points(curves: Any, num_points: int) -> Tensor:
-    curve = getattr(curves, "curve", curves)
-    if isinstance(curve, Curve):
-        return curve.resample(num_points)
-    return as_codes(curve)
-
-
 def _background(metric: Metric, background: Background) -> Callable[[Tensor], Tensor]:
     if callable(background):
         return background
-    known = {
-        "log_volume": lambda: metric.log_volume,
-        "entropy": lambda: _entropy(metric),
-        "support": lambda: _support(metric),
-    }
-    if background not in known:
-        raise ValueError(f"background must be a function or one of {sorted(known)}, not {background!r}.")
-    return known[background]()
-
-
-def _entropy(metric: Metric) -> Callable[[Tensor], Tensor]:
-    decoder = _decoder(metric, "entropy")
-    return lambda z: decode(decoder, z).entropy().reshape(len(z), -1).sum(-1)
-
-
-def _support(metric: Metric) -> Callable[[Tensor], Tensor]:
-    decoder = _decoder(metric, "support")
-    if not hasattr(decoder, "support"):
+    if background not in _LABELS:
+        raise ValueError(f"background must be a function or one of {sorted(_LABELS)}, not {background!r}.")
+    if background == "log_volume":
+        return metric.log_volume
+    decoder, support = metric.source, metric.support
+    if decoder is None:
+        raise ValueError(
+            f'background="{background}" needs a metric with a decoder; pass a function of the codes instead.'
+        )
+    if background == "entropy":
+        return lambda z: decode(decoder, z).entropy().reshape(len(z), -1).sum(-1)
+    if support is None:
         raise ValueError(
             'background="support" needs a decoder that knows its data: wrap it, '
             "pullback.Extrapolated(decoder, pullback.Support.fit(codes))."
         )
-    return decoder.support.distance2
-
-
-def _decoder(metric: Metric, background: str) -> Callable[[Tensor], torch.distributions.Distribution]:
-    if not hasattr(metric, "decoder"):
-        raise ValueError(
-            f'background="{background}" needs a metric with a decoder; pass a function of the codes instead.'
-        )
-    return metric.decoder  # pyright: ignore[reportAttributeAccessIssue]
+    return support.distance2
 
 
 def _near(values: Tensor, bounds: Bounds, codes: Tensor) -> Tensor:
@@ -211,20 +192,10 @@ def _limits(values: Tensor, clip: float) -> tuple[float | None, float | None]:
 
 
 def _extend(values: Tensor, low: float | None, high: float | None) -> str:
+    """At which ends of the color bar values lie beyond it."""
     finite = values[values.isfinite()]
-    if low is None or high is None:
-        return "neither"
-    below, above = bool((finite < low).any()), bool((finite > high).any())
+    below, above = (low is not None and bool((finite < low).any())), (high is not None and bool((finite > high).any()))
     return {(True, True): "both", (True, False): "min", (False, True): "max", (False, False): "neither"}[below, above]
-
-
-def _label(background: Background) -> str:
-    labels = {
-        "log_volume": r"$\frac{1}{2}\log\det M$",
-        "entropy": "entropy of $p(x|z)$",
-        "support": "squared distance to the data",
-    }
-    return labels.get(background, "") if isinstance(background, str) else ""
 
 
 def _scatter(codes: Tensor, ax: Axes) -> PathCollection:

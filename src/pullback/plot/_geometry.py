@@ -18,7 +18,7 @@ from pullback._decoders.contract import as_codes, real_numbers
 from pullback._geometry.exponential import exponential
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
-from pullback._typing import Codes
+from pullback._typing import Codes, CodeSet
 from pullback.plot._raster import Bounds, evaluate, extent, grid
 
 _TOLERANCE = 1e-6  # of the geodesics that are drawn
@@ -194,7 +194,7 @@ def _own_codes(model: Any) -> Tensor | None:
 
 
 def clusters(
-    codes: Codes,
+    codes: CodeSet,
     labels: Any,
     centers: Codes | None = None,
     *,

@@ -31,10 +31,10 @@ class Plane:
     @classmethod
     def of(cls, metric: Metric, codes: Codes, directions: Directions = "used") -> Plane:
         """The plane through the mean of the codes along two directions; see `pullback.plot.latent`."""
-        (codes,) = codes_for(metric, codes, a_set=True)
+        (codes,) = codes_for(metric, codes, a_set=True, finite=True)
         center, d = codes.mean(0), codes.shape[-1]
-        if d < 2 or not center.isfinite().all():
-            raise ValueError(f"A plane needs finite codes of at least two dimensions; got shape {tuple(codes.shape)}.")
+        if d < 2:
+            raise ValueError(f"A plane needs codes of at least two dimensions; got shape {tuple(codes.shape)}.")
         if isinstance(directions, (Tensor, np.ndarray)) and directions.ndim == 2:
             return cls(center, torch.linalg.qr(as_codes(directions, codes).mT)[0].mT)
         if isinstance(directions, str):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pullback._decoders.contract import as_codes
 from pullback._progress import progress
 
 Bounds = tuple[float, float, float, float]
@@ -18,22 +19,11 @@ def extent(codes: Tensor | None, margin: float = 0.25) -> Bounds:
         raise ValueError("A plot needs codes= or bounds=(left, right, bottom, top) to know what to draw.")
     if codes.ndim != 2 or codes.shape[-1] != 2:
         raise ValueError(f"Plots draw codes of shape (n, 2), not {tuple(codes.shape)}; choose two dimensions first.")
-    codes = finite(codes)
+    codes = as_codes(codes, a_set=True, finite=True)
     low, high = codes.detach().amin(0).cpu(), codes.detach().amax(0).cpu()
     margins = margin * (high - low).clamp_min(1e-3)
     (left, bottom), (right, top) = (low - margins).tolist(), (high + margins).tolist()
     return left, right, bottom, top
-
-
-def finite(codes: Tensor) -> Tensor:
-    """The codes; a ValueError if none of them is finite, or some are not."""
-    bad = ~codes.isfinite().all(-1)
-    if bad.any() or not len(codes):
-        raise ValueError(
-            f"{int(bad.sum())} of {len(codes)} codes are NaN or infinite, or there are none. Plots need at least one, "
-            "all finite: codes[torch.isfinite(codes).all(-1)]."
-        )
-    return codes
 
 
 def grid(bounds: Bounds, resolution: int, like: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ curvature is strong, and the paths of one step start the next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,12 +17,12 @@ from torch import Tensor
 
 from pullback._curves.steps import squared_steps
 from pullback._decoders.contract import as_codes, unvalidated
-from pullback._geometry.geodesic import Start
+from pullback._geometry.geodesic import Starts
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import Solver
-from pullback._typing import Array, Float
+from pullback._typing import Array, CodeSet, Float
 from pullback.statistics._means import ACCEPT, Balance
 from pullback.statistics._paths import Paths
 from pullback.statistics._stars import star
@@ -90,12 +89,12 @@ class FrechetMean:
 @progress("mean")
 def frechet_mean(
     metric: Metric,
-    points: Float[Tensor, "n d"] | Array,
+    points: CodeSet,
     weights: Float[Tensor, " n"] | Array | None = None,
     *,
     init_mean: Float[Tensor, " d"] | Array | None = None,
     solver: Solver | None = None,
-    init: Start | Sequence[Start] = None,
+    init: Starts = None,
     rtol: float = 1e-6,
     max_steps: int = 50,
 ) -> FrechetMean:

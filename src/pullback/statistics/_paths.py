@@ -7,7 +7,6 @@ and what stands in for a geodesic that does not arrive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from pullback._curves.steps import MAX_DECODED
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.exponential import exponential
-from pullback._geometry.geodesic import Geodesic, Start, geodesic
+from pullback._geometry.geodesic import Geodesic, Starts, geodesic
 from pullback._geometry.logarithm import logarithm
 from pullback._metrics.base import Metric
 from pullback._solvers.base import Solver
@@ -39,8 +38,6 @@ DEFAULT_RTOL = 1e-3
 # Segments of paths of three digits: where the decoder has kinks, more of them mostly do not make paths better. And the
 # error from which on paths are solved again after all. Choices.
 _SEGMENTS, ROUGH = 16, 0.03
-
-Starts = Start | Sequence[Start]
 
 
 @dataclass(frozen=True)

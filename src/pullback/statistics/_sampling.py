@@ -26,7 +26,7 @@ from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import acceleration
 from pullback._numerics.random import RandomState, as_generator
 from pullback._progress import progress
-from pullback._typing import Array, Float
+from pullback._typing import Array, Codes, Float
 from pullback.statistics._paths import Paths
 
 # Codes whose acceleration is computed together.
@@ -93,7 +93,7 @@ def sample_uniform(
 @progress("diffusion")
 def brownian_motion(
     metric: Metric,
-    z: Float[Tensor, "*batch d"] | Array,
+    z: Codes,
     *,
     time: float,
     num_steps: int = 100,
