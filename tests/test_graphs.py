@@ -371,12 +371,12 @@ def test_wrong_input_gets_a_sentence():
     with pytest.raises(ValueError, match=r"pullback\.CodeGraph\.fit"):
         pb.Lattice.fit(Flat(), cloud(10, 4))
     for kind in (pb.Lattice, pb.CodeGraph):
-        with pytest.raises(ValueError, match="some of them NaN"):
+        with pytest.raises(ValueError, match="10 of 10 rows are NaN"):
             kind.fit(Flat(), torch.full((10, 2), torch.nan))
-        with pytest.raises(ValueError, match="at least two"):
+        with pytest.raises(ValueError, match="at least 2 codes"):
             kind.fit(Flat(), torch.zeros(2))
     fitted, a, _ = graph("lattice 2-D")
-    with pytest.raises(ValueError, match="2 dimensions and an end point in 3"):
+    with pytest.raises(ValueError, match="Codes and tangents of 2 dimensions are expected"):
         fitted.paths(a, cloud(20, 3), 5)
     with pytest.raises(ValueError, match="on meta"):
         replace(fitted, nodes=fitted.nodes.to("meta")).paths(a, a, 5)

@@ -601,7 +601,7 @@ def test_check_metric_names_a_wrong_inner_product():
 
 
 def test_check_metric_needs_two_codes():
-    with pytest.raises(ValueError, match="at least two"):
+    with pytest.raises(ValueError, match="at least 2 codes"):
         pb.testing.check_metric(pb.FisherRaoMetric(FAMILIES["Normal"]), codes(1))
 
 

@@ -102,7 +102,7 @@ def as_codes(
         )
     if dim is not None and z.shape[-1] != dim:
         raise ValueError(
-            f"Codes of {dim} dimensions are expected, those of the same model; got shape {tuple(z.shape)}."
+            f"Codes and tangents of {dim} dimensions are expected, of the same model; got shape {tuple(z.shape)}."
         )
     if a_set and (z.ndim != 2 or len(z) < least):
         raise ValueError(
@@ -112,7 +112,7 @@ def as_codes(
     if finite and not z.isfinite().all():
         bad = ~z.isfinite().all(-1).flatten()
         raise ValueError(
-            f"{int(bad.sum())} of {len(bad)} codes are NaN or infinite, first at row {int(bad.nonzero()[0])}. Drop "
+            f"{int(bad.sum())} of {len(bad)} rows are NaN or infinite, first number {int(bad.nonzero()[0])}. Drop "
             "them: codes[torch.isfinite(codes).all(-1)]."
         )
     return z
