@@ -141,8 +141,10 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
         # paths are solved coarsely, and then again with their centers
         paths = self._paths(_COARSER * self.rtol)
         centers, lower = self._first(codes, source)
-        labels, lower = _assign(paths, codes, centers, lower)
-        rays, rows = star(paths, centers[labels], codes), torch.arange(len(codes), device=codes.device)
+        rows, labels = torch.arange(len(codes), device=codes.device), lower.argmin(1)
+        rays = star(paths, centers[labels], codes)
+        lower[rows, labels] = rays.energy().clamp_min(0).sqrt().nan_to_num(torch.inf)
+        labels, rays, lower, _ = _reassign(paths, codes, centers, lower, labels, rays)
         inertia, kinked = torch.inf, None
         for num_rounds in range(1, self.max_iter + 1):
             labels, centers, rays = _fill(paths, codes, labels, centers, rays, lower)
@@ -153,19 +155,15 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
             # no distance has fallen by more than its center has moved; that to a code's own center is known
             lower = (lower - paths.distances(centers, found.centers)).clamp_min(0)
             lower[rows, labels] = own
-            centers, rays = found.centers, found.star
+            centers = found.centers
             lower = torch.maximum(lower, torch.where(lower < own[:, None], paths.lower_bounds(codes, centers), 0))
             lower[rows, labels] = own
-            new, lower = _assign(paths, codes, centers, lower, labels)
-            changed = (new != labels).nonzero()[:, 0]
-            labels = new
+            labels, rays, lower, changed = _reassign(paths, codes, centers, lower, labels, found.star)
             last, inertia = inertia, own.square().sum().item()
             # across kinks distances are known to `rtol`, and so is what a round has gained
             stale = last - inertia <= (self.rtol if found.mostly_kinked else _STALE) * inertia
-            if (not len(changed) and (found.rests(self.rtol) or stale)) or (found.mostly_kinked and stale):
+            if (not changed and (found.rests(self.rtol) or stale)) or (found.mostly_kinked and stale):
                 return _Run(centers, labels, inertia, num_rounds, True)
-            if len(changed):
-                rays = rays.replaced(changed, star(paths, centers[labels[changed]], codes[changed]))
         return _Run(centers, labels, lower[rows, labels].square().sum().item(), self.max_iter, False)
 
 
@@ -287,6 +285,17 @@ def _assign(
     best = lower.argmin(1)
     # a tie is no reason to change
     return torch.where(lower[rows, best] < lower[rows, labels], best, labels), lower
+
+
+def _reassign(
+    paths: Paths, codes: Tensor, centers: Tensor, lower: Tensor, labels: Tensor, rays: Star
+) -> tuple[Tensor, Star, Tensor, int]:
+    """The nearest centers, the paths from them, lower bounds, and how many codes changed their cluster."""
+    new, lower = _assign(paths, codes, centers, lower, labels)
+    changed = (new != labels).nonzero()[:, 0]
+    if len(changed):
+        rays = rays.replaced(changed, star(paths, centers[new[changed]], codes[changed]))
+    return new, rays, lower, len(changed)
 
 
 def _fill(

@@ -39,7 +39,7 @@ _NEAR = 3e-3
 # Points whose mean is where that of more than twice as many is begun, and the residual up to which it is sought: their
 # means differ by more. Choices.
 _FEW, _ROUGHLY = 50, 3e-2
-# Share of `rtol` above which one more step is taken: Newton's method squares what is left.
+# Share of `rtol` that is aimed at where the residual is still above it.
 _LAST = 0.1
 # Times that paths are solved anew.
 _MAX_FRESH = 6
@@ -155,7 +155,7 @@ def frechet_mean(
 def _solve(paths: Paths, points: Tensor, share: Tensor, mean: Tensor, rtol: float, max_steps: int) -> Balance:
     found = _approach(paths, points, share, mean, max_steps, max(rtol, _NEAR))
     found.refine(rtol, max_steps)
-    found.descend(rtol if found.residual <= _LAST * rtol else _LAST * rtol, max_steps)
+    found.descend(rtol if found.residual <= rtol else _LAST * rtol, max_steps)
     return found
 
 

@@ -25,6 +25,8 @@ _ENERGY = 0.01
 # Promised decrease, relative to the variance, from which on Hessians are exact; below the second the step just taken
 # was mostly the last. Choices.
 _NEAR, _LAST = 3e-2, 3e-7
+# Residual in multiples of `rtol` at which a step of Gauss and Newton is enough to end with. A choice.
+_FEW_LEFT = 10.0
 # Estimated errors of logarithms may be larger than `rtol` by this factor: in elements that resolve a path, nine in ten
 # are at most a twentieth of their estimate (30 codes each of three trained decoders, d = 8 and 16).
 _CAREFUL = 8.0
@@ -119,7 +121,7 @@ class Balance:
             moving = self._moving(rtol)
             if not moving.any():
                 break
-            if self._is_near():
+            if self._is_near(min(_LAST, (_FEW_LEFT * rtol) ** 2)):
                 self.expansion = self.star.expand(exact=True)
                 self._relax(rtol)
             self._take(*self._newton(), moving, rtol)

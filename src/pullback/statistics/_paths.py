@@ -38,6 +38,9 @@ DEFAULT_RTOL = 1e-3
 # Segments of paths of three digits: where the decoder has kinks, more of them mostly do not make paths better. And the
 # error from which on paths are solved again after all. Choices.
 _SEGMENTS, ROUGH = 16, 0.03
+# That error for distances alone, in multiples of `rtol`: ten of 816 paths in a k-means of 200 codes under a rectified
+# decoder took half of its time, and changed no label.
+_LOOSE = 10.0
 
 
 @dataclass(frozen=True)
@@ -141,17 +144,20 @@ class Paths:
         return torch.cat([self._lengths(x, y) for x, y in pairs]).nan_to_num(torch.inf).to(a)
 
     def _lengths(self, a: Tensor, b: Tensor) -> Tensor:
-        (_, path), *rest = self.geodesics(a, b)
+        # a coarse path is an upper bound, good enough for those that ask for no more
+        (_, path), *rest = self.geodesics(a, b, max(ROUGH, _LOOSE * self.rtol))
         length = path.length
         for again, path in rest:
             length[again] = path.length
         return length
 
-    def geodesics(self, a: Tensor, b: Tensor) -> list[tuple[Tensor, Geodesic]]:
-        """The shortest paths of pairs ``(n, d)``, coarse ones of all, and finer ones of the numbers that need them."""
+    def geodesics(self, a: Tensor, b: Tensor, rough: float = ROUGH) -> list[tuple[Tensor, Geodesic]]:
+        """The shortest paths of pairs ``(n, d)``, coarse ones of all, and finer ones of the numbers whose error is
+        above `rough`.
+        """
         rows = torch.arange(len(a), device=a.device)
         path = geodesic(self.metric, a, b, solver=self.path_solver(), init=self.init)
-        rest = rows[~(path.error <= ROUGH) & torch.isfinite(path.length)]
+        rest = rows[~(path.error <= rough) & torch.isfinite(path.length)]
         if self.solver is not None or not len(rest) or self.rtol < DEFAULT_RTOL:
             return [(rows, path)]
         finer = geodesic(self.metric, a[rest], b[rest], solver=GaussNewton(), init=self.init)
