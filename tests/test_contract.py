@@ -133,7 +133,8 @@ def test_derivatives_are_those_of_torch(name):
     J = torch.stack(columns, 1)
     metric = pb.FisherRaoMetric(lambda z: Normal(mean(z), 1.0))
     torch.testing.assert_close(metric.tensor(z), J.mT @ J, rtol=1e-10, atol=1e-12)
-    (phi, *_), (slope, *_) = pb.EuclideanMetric(lambda z: Normal(mean(z), 1.0)).frame(z)
+    frame = pb.EuclideanMetric(lambda z: Normal(mean(z), 1.0)).frame_at(z)
+    phi, slope = frame.values[0], frame.tangents[0]
     torch.testing.assert_close(phi[:, :5], mean(z), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(slope[..., :5].permute(1, 2, 0), J, rtol=1e-10, atol=1e-12)
 

@@ -111,7 +111,7 @@ FUNCTIONS: dict[str, Call] = {
     "FisherRaoMetric.inner": lambda m, z: pb.FisherRaoMetric(decoder_of(m)).inner(CODES, z, z),
     "FisherRaoMetric.norm": lambda m, z: pb.FisherRaoMetric(decoder_of(m)).norm(z, CODES),
     "FisherRaoMetric.log_volume": lambda m, z: pb.FisherRaoMetric(decoder_of(m)).log_volume(z),
-    "FisherRaoMetric.frame": lambda m, z: pb.FisherRaoMetric(decoder_of(m)).frame(z)[0][0],
+    "FisherRaoMetric.frame_at": lambda m, z: pb.FisherRaoMetric(decoder_of(m)).frame_at(z).values[0],
     "DivergenceMetric": lambda m, z: pb.DivergenceMetric(decoder_of(m)).tensor(z),
     "EuclideanMetric": lambda m, z: pb.EuclideanMetric(decoder_of(m)).tensor(z),
     "ScoreMetric": lambda m, z: pb.ScoreMetric(decoder_of(m), 10).tensor(z),

@@ -191,11 +191,11 @@ def test_refinement_reaches_the_tolerance():
 
 
 def test_a_velocity_that_is_not_known_says_so():
-    """A wall so thin that few elements do not see it: where solving anew hops over it, the path around it keeps its own
+    """A wall so thin that no element sees it: where solving anew hops over it, the path around it keeps its own
     velocity."""
 
     def wall(z: Tensor) -> Tensor:
-        return torch.cat([z, 1e3 * torch.exp(-1e5 * z[..., :1] ** 2 - z[..., 1:] ** 2)], -1)
+        return torch.cat([z, 1e3 * torch.exp(-1e8 * z[..., :1] ** 2 - z[..., 1:] ** 2)], -1)
 
     metric = pb.EuclideanMetric(lambda z: Normal(wall(z), 1.0))
     a, b = torch.tensor([[-1.0, 0.0]], dtype=DOUBLE), torch.tensor([[1.0, 0.0]], dtype=DOUBLE)

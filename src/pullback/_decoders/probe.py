@@ -128,18 +128,15 @@ def called(decoder: Decoder, z: Tensor) -> Distribution:
     try:
         p = decoder(z)
     except ValueError as error:
-        if not _works(lambda: _unchecked(decoder, z)):
+        with unvalidated():
+            works = _works(lambda: decoder(z))
+        if not works:
             raise
         raise DecoderError(invalid_parameter(error)) from error
     sentence = wrong_output(p, z)
     if sentence is not None:
         raise DecoderError(sentence)
     return p
-
-
-def _unchecked(decoder: Decoder, z: Tensor) -> None:
-    with unvalidated():
-        decoder(z)
 
 
 def _few(z: Tensor) -> Tensor | None:

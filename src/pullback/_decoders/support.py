@@ -98,7 +98,8 @@ class Support(nn.Module):
         spread = (codes - codes.mean(0)).square().sum(-1).mean().sqrt()
         support = cls(centers, scale=h, edge=torch.zeros_like(h), spread=spread)
         distances = torch.cat([support.distance2(chunk) for chunk in codes.split(4096)])
-        support.edge.copy_(_quantile(distances, quantile))
+        # torch.quantile refuses more than 16 million values; sorting does not.
+        support.edge.copy_(distances.sort().values[round(quantile * (len(distances) - 1))])
         return support
 
     def distance2(self, z: Codes, *, smooth: bool = True) -> Float[Tensor, "*batch"]:
@@ -205,8 +206,3 @@ def _logsumexp(x: Tensor) -> Tensor:
     which cost torch.logsumexp nine tenths of its time in single precision."""
     peak = x.detach().amax(-1, keepdim=True)
     return (x - peak).clamp_min(-40).exp().sum(-1).log() + peak[..., 0]
-
-
-def _quantile(values: Tensor, quantile: float) -> Tensor:
-    """torch.quantile refuses more than 16 million values; sorting does not."""
-    return values.sort().values[round(quantile * (len(values) - 1))]

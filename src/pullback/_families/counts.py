@@ -82,11 +82,9 @@ def _(p: Bernoulli) -> Information:
 def _(p: Binomial) -> Information:
     r"""Coordinates (logit l, n): I = n p(1 - p) ⊕ 0. The number of trials is a constant, carried along."""
     eta = torch.stack(torch.broadcast_tensors(_log_odds(p), p.total_count), -1)
-    return Information(eta, root=_binomial_root, isometric=True)
-
-
-def _binomial_root(eta: Tensor, u: Tensor) -> Tensor:
-    return eta[..., 1:].sqrt() * _deviation(eta[..., :1]) * u[..., :1]
+    return Information(
+        eta, root=lambda eta, u: eta[..., 1:].sqrt() * _deviation(eta[..., :1]) * u[..., :1], isometric=True
+    )
 
 
 def _log_odds(p: Trials | Runs) -> Tensor:

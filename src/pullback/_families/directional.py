@@ -54,11 +54,8 @@ def _offset(p: Directions, origin: Directions) -> Tensor:
 @fisher.register
 def _(p: VonMises) -> Information:
     r"""Coordinates (angle, κ): I = diag(κ A₂, A₂')."""
-    return Information(torch.stack([p.loc, p.concentration], -1), root=_circle_root)
-
-
-def _circle_root(eta: Tensor, u: Tensor) -> Tensor:
-    return u * torch.stack(_scales(2, eta[..., 1]), -1)
+    eta = torch.stack([p.loc, p.concentration], -1)
+    return Information(eta, root=lambda eta, u: u * torch.stack(_scales(2, eta[..., 1]), -1))
 
 
 @fisher.register

@@ -160,11 +160,7 @@ def renyi(alpha: float = 0.5) -> Divergence:
             f"Rényi's order must be positive and not 1, got {alpha}. Its limit at 1 is pullback.divergences.kl; 0.5 is "
             f"symmetric."
         )
-    return Divergence(partial(_renyi, alpha), scale=2 / alpha, symmetric=alpha == 0.5)
-
-
-def _renyi(alpha: float, p: Distribution, q: Distribution) -> Tensor:
-    return log_affinity(p, q, alpha) / (alpha - 1)
+    return Divergence(lambda p, q: log_affinity(p, q, alpha) / (alpha - 1), scale=2 / alpha, symmetric=alpha == 0.5)
 
 
 def hellinger(p: Distribution, q: Distribution) -> Tensor:

@@ -34,14 +34,6 @@ def _constant(value: float) -> Parameter:
     return Parameter(lambda x: x.new_tensor(value).expand_as(x))
 
 
-def _log_mixed_exp(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
-    return a + torch.log1p(s * torch.expm1(b - a))
-
-
-def _mixed_direction(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(torch.lerp(a, b, s), dim=-1)
-
-
 SAME = Parameter(lambda x: x)
 # A constant of the model, such as a number of trials.
 FIXED = Parameter(lambda x: x, lambda a, b, s: a)
@@ -50,8 +42,11 @@ FIXED = Parameter(lambda x: x, lambda a, b, s: a)
 WIDE, SLOW = times(10.0), times(1e-3)
 FLAT, FAINT, EVEN = _constant(1.0), _constant(0.1), _constant(0.5)
 UNIFORM = Parameter(lambda x: x.new_tensor(1 / x.shape[-1]).expand_as(x))
-DIRECTION = Parameter(lambda x: x, _mixed_direction)
-TENFOLD_ODDS = Parameter(lambda x: x + torch.log(x.new_tensor(10.0)), _log_mixed_exp)
+DIRECTION = Parameter(lambda x: x, lambda a, b, s: torch.nn.functional.normalize(torch.lerp(a, b, s), dim=-1))
+# The odds mix, and logits are their logarithms.
+TENFOLD_ODDS = Parameter(
+    lambda x: x + torch.log(x.new_tensor(10.0)), lambda a, b, s: a + torch.log1p(s * torch.expm1(b - a))
+)
 
 
 def fades(family: Callable[..., Distribution], **parameters: Parameter) -> None:

@@ -71,12 +71,13 @@ Line = Callable[[Any], Tensor]
 Constant = float | Tensor
 
 
-def _loc_and_scale(p: Any) -> tuple[Tensor, Tensor]:
-    return p.loc, p.scale
-
-
 def half_plane(
-    family: type[Distribution], *, a: float, c: float, shear: float = 0.0, chart: Plane = _loc_and_scale
+    family: type[Distribution],
+    *,
+    a: float,
+    c: float,
+    shear: float = 0.0,
+    chart: Plane = lambda p: (p.loc, p.scale),
 ) -> None:
     r"""Registers a family with :math:`I = (a (d\mu + b\,d\sigma)^2 + c\,d\sigma^2) / \sigma^2`, b the shear.
 

@@ -43,7 +43,9 @@ class Product(Distribution):
             kinds = ", ".join(type(part).__name__ for part in components) or "nothing"
             raise TypeError(f"Product takes distributions as separate arguments, Product(p, q, ...); got {kinds}.")
         self.components = components
-        super().__init__(_common_prefix([part.batch_shape for part in components]), validate_args=validate_args)
+        sizes = zip(*(part.batch_shape for part in components), strict=False)
+        common = Size(same[0] for same in takewhile(lambda s: len(set(s)) == 1, sizes))
+        super().__init__(common, validate_args=validate_args)
 
     @property
     def has_rsample(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -99,8 +101,9 @@ class Product(Distribution):
 
     def summed(self, values: Sequence[Tensor]) -> Tensor:
         """Adds values of the parts, each of shape ``(..., *batch_shape, *features)``, over parts and features."""
-        counts = [len(self.features(part)) for part in self.components]
-        return torch.stack([_sum_last(value, n) for value, n in zip(values, counts, strict=True)]).sum(0)
+        firsts = [value.ndim - len(self.features(p)) for value, p in zip(values, self.components, strict=True)]
+        sums = [value[..., None].flatten(first).sum(-1) for value, first in zip(values, firsts, strict=True)]
+        return torch.stack(sums).sum(0)
 
     def __repr__(self) -> str:
         return f"Product({', '.join(map(repr, self.components))})"
@@ -115,11 +118,3 @@ def _entropy(part: Distribution) -> Tensor:
             f"torch has no closed form of the entropy of {name}, a part of this Product. Estimate it from samples: "
             "-product.log_prob(product.sample((1000,))).mean(0)."
         ) from error
-
-
-def _common_prefix(shapes: Sequence[Size]) -> Size:
-    return Size(sizes[0] for sizes in takewhile(lambda s: len(set(s)) == 1, zip(*shapes, strict=False)))
-
-
-def _sum_last(value: Tensor, n: int) -> Tensor:
-    return value.flatten(value.ndim - n).sum(-1) if n else value

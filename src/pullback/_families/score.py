@@ -154,20 +154,15 @@ def _rebuilt(thing: Any, new: Mapping[int, Tensor], dropped: Size) -> Any:
     if isinstance(thing, (Distribution, Transform)):
         other = copy.copy(thing)
         vars(other).update({name: _rebuilt(value, new, dropped) for name, value in vars(other).items()})
-        return _reshaped(other, dropped) if isinstance(other, Distribution) else _forgetful(other)
+        if isinstance(other, Transform):
+            vars(other).update(transform_caches)
+        else:
+            batch, n = other.batch_shape, len(dropped)
+            # Nothing is checked any more: samples on the border of the support are samples.
+            set_batch_shape(other, batch[n:] if batch[:n] == dropped else batch)
+        return other
     if isinstance(thing, (list, tuple)) and not isinstance(thing, Size):
         return type(thing)(_rebuilt(part, new, dropped) for part in thing)
     if isinstance(thing, dict):
         return {key: _rebuilt(value, new, dropped) for key, value in thing.items()}
     return thing
-
-
-def _reshaped(p: Distribution, dropped: Size) -> Distribution:
-    # Samples on the border of the support are samples.
-    set_batch_shape(p, p.batch_shape[len(dropped) :] if p.batch_shape[: len(dropped)] == dropped else p.batch_shape)
-    return p
-
-
-def _forgetful(transform: Transform) -> Transform:
-    vars(transform).update(transform_caches)
-    return transform

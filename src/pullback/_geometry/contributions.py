@@ -170,18 +170,13 @@ def _family_steps(p: Distribution, q: Distribution) -> Tensor:
         return _family_steps(p.base_dist, q.base_dist)
     first, second = embed(p, origin=p), embed(q, origin=p)
     if first is not None and second is not None:
-        chord = (second[0] - first[0]) * (second[1] - first[1])
-        return _per_feature(chord.sum(-1))
+        return ((second[0] - first[0]) * (second[1] - first[1])).sum(-1).reshape(p.batch_shape[0], -1)
     try:
-        return _per_feature(2 * symmetrized_kl(p, q))
+        return 2 * symmetrized_kl(p, q).reshape(p.batch_shape[0], -1)
     except MissingRuleError as error:
         raise MissingRuleError(
             f"{error} Without it the energy of a {type(p).__name__} cannot be told apart by feature."
         ) from error
-
-
-def _per_feature(values: Tensor) -> Tensor:
-    return values.reshape(len(values), -1)
 
 
 def _embedded_steps(metric: Metric, a: Tensor, b: Tensor) -> Tensor:

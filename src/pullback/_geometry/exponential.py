@@ -193,8 +193,10 @@ def expmap(
         >>> pb.expmap(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
         tensor([0.0000, 2.7183])
     """
+    if np.ndim(t) or not np.isfinite(t):
+        raise ValueError(f"t is one finite number; got {t}. For many times use pullback.exponential(metric, z, v)(t).")
     z, v = broadcast(*codes_for(metric, z, v))
-    v = _time(t) * v
+    v = t * v
     flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=False)
     found = _trajectory(metric, z, v, flow, alpha)
     if not found.converged.all():
@@ -233,17 +235,12 @@ def _trajectory(metric: Metric, z: Tensor, v: Tensor, flow: Flow, alpha: float) 
     reached, rtol = flow.t.reshape(batch), flow.rtol.reshape(batch)
     # other connections do not keep the speed, and need no information matrix
     drift = _drift(metric, states.detach(), (reached > 0) & (alpha == 0))
-    status = _statuses(flow.outcome).reshape(batch)
+    status = torch.tensor([_STATUS[value] for value in Outcome], device=z.device)[flow.outcome].reshape(batch)
     if not alpha:
         broken = (status == Status.CONVERGED) & (drift > _MAX_DRIFT)
         status = torch.where(broken, Status.UNRESOLVED, status)
     steps, evaluations = flow.num_steps.reshape(batch), flow.num_evaluations.reshape(batch)
     return Trajectory(states, reached, status, rtol, drift, steps, evaluations, flow.dense)
-
-
-def _statuses(outcome: Tensor) -> Tensor:
-    codes = torch.tensor([_STATUS[value] for value in Outcome], device=outcome.device)
-    return codes[outcome]
 
 
 def arrivals(
@@ -276,12 +273,6 @@ def _integrate(
         return integrate(
             field, state, rtol=relative, atol=absolute, max_steps=max_steps, kinked_rtol=kinked, dense=dense
         )
-
-
-def _time(t: float) -> float:
-    if np.ndim(t) or not np.isfinite(t):
-        raise ValueError(f"t is one finite number; got {t}. For many times use pullback.exponential(metric, z, v)(t).")
-    return t
 
 
 def _drift(metric: Metric, states: Tensor, valid: Tensor) -> Tensor:

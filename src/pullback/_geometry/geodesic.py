@@ -93,8 +93,9 @@ class Geodesic(Curve):
         """One sentence per curve, as an array of strings of shape ``(*batch,)``."""
         away = torch.zeros_like(self.converged) if self.leaves_support is None else self.leaves_support
         pairs = zip(self.status.flatten().tolist(), away.flatten().tolist(), strict=True)
-        sentences = np.array([_sentence(Status(code), leaves) for code, leaves in pairs], dtype=object)
-        return sentences.reshape(tuple(self.status.shape))
+        void = "; the path leaves the support of the data, where the decoder is a guess"
+        sentences = [f"{Status(code)}{void if leaves else ''}" for code, leaves in pairs]
+        return np.array(sentences, dtype=object).reshape(tuple(self.status.shape))
 
     def __repr__(self) -> str:
         done, away = int(self.converged.sum()), self.leaves_support
@@ -142,7 +143,7 @@ def geodesic(
     support = metric.support if support is None else support
     if not isinstance(support, Support | None):
         raise TypeError(f"support must be made by pullback.Support.fit(codes); got {type(support).__name__}.")
-    leaves = None if support is None else _leaves(support, best.nodes).reshape(batch)
+    leaves = None if support is None else (~support.contains(best.nodes)).any(-1).reshape(batch)
     straight = None if best.straight is None else best.straight.reshape(batch)
     curve = PiecewiseCubic.mixed(best.nodes.reshape(*batch, *best.nodes.shape[1:]), straight)
     names = ("energy", "length", "error", "status", "strict", "num_steps", "num_segments")
@@ -157,12 +158,6 @@ def solver_or_default(solver: Solver | None) -> Solver:
         what = solver.__name__ if isinstance(solver, type) else repr(solver)
         raise TypeError(f"solver must be an object such as pullback.GaussNewton(rtol=1e-4); got {what}.")
     return GaussNewton() if solver is None else solver
-
-
-def _sentence(code: Status, leaves: bool) -> str:
-    if not leaves:
-        return str(code)
-    return f"{code}; the path leaves the support of the data, where the decoder is a guess"
 
 
 def _pairs(metric: Metric, a: Tensor | Array, b: Tensor | Array) -> tuple[Tensor, Tensor, torch.Size]:
@@ -239,8 +234,3 @@ def _refined(solution: Solution, num_segments: int) -> Solution:
     straight = off if solution.straight is None else solution.straight
     nodes = torch.where(straight[:, None, None], lerp_nodes(solution.nodes, factor), smooth)
     return replace(solution, nodes=nodes, straight=straight)
-
-
-def _leaves(support: Support, nodes: Tensor) -> Tensor:
-    """Whether any point of a path between end points that are both on the data is off it."""
-    return (~support.contains(nodes)).any(-1)

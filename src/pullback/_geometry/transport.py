@@ -134,7 +134,7 @@ def _by_projection(metric: Metric, curve: Curve, index: Tensor, num_segments: in
     """Transports of the curves at `index` from N, N/2 and N/4 steps, the error left, and whether it is smooth."""
     t = torch.linspace(0, 1, num_segments + 1, dtype=curve.begin.dtype, device=curve.begin.device)
     nodes = curve(t).reshape(-1, len(t), curve.begin.shape[-1])[index]
-    width = sum(part.shape[-1] for part in metric.frame(nodes[:1, :1])[0])
+    width = sum(part.shape[-1] for part in metric.frame_at(nodes[:1, :1]).values)
     size = max(1, _CHUNK // (nodes[0].numel() * width))
     parts = [_romberg(metric, part) for part in nodes.split(size)]
     found, change, smooth = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -143,11 +143,11 @@ def _by_projection(metric: Metric, curve: Curve, index: Tensor, num_segments: in
 
 def _romberg(metric: Metric, nodes: Tensor) -> Measured:
     """The same for curves through given nodes ``(B, N + 1, d)``."""
-    values, tangents = metric.frame(nodes, origin=nodes[:, nodes.shape[1] // 2, None])
-    jacobians = [j.movedim(0, -1).contiguous() for j in tangents]
+    frame = metric.frame_at(nodes, origin=nodes[:, nodes.shape[1] // 2, None])
+    jacobians = [j.movedim(0, -1).contiguous() for j in frame.tangents]
     factors, floor = _factors(_gram(jacobians, slice(None), slice(None)))
     # a decoder that masks its invalid values with NaN has derivatives there that look harmless
-    known = torch.stack([torch.isfinite(value).all(-1) for value in values]).all(0)
+    known = torch.stack([torch.isfinite(value).all(-1) for value in frame.values]).all(0)
     factors = torch.where(known[..., None, None], factors, torch.nan)
     turns = [_turn(jacobians, factors, floor, stride) for stride in (1, 2, 4)]
     best, error, smooth = _extrapolated(turns)

@@ -129,17 +129,11 @@ class Metric(abc.ABC):
         z = as_codes(z, self)
         return self.source is None or route(observed(self.source), z.reshape(-1, z.shape[-1])).forward
 
-    def frame(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensors, Tensors]:
-        """The embedding's maps at ``z``, one if it is Euclidean, else two, and their Jacobians ``(d, *batch, K)``.
-
-        Constants, not differentiable: what a second-order solver needs at every node. Only for metrics with an
-        embedding.
-        """
-        found = self.frame_at(z, origin)
-        return found.values, found.tangents
-
     def frame_at(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> Frame:
-        """The same as a `Frame`, which also has second derivatives."""
+        """The embedding's maps at ``z`` with their first and second derivatives; constants, not differentiable.
+
+        What a second-order solver needs at every node. Only for metrics with an embedding.
+        """
         z = as_codes(z, self)
         forward = self.has_forward_mode(z)
         if not z.numel() or not self.has_isometric(z):

@@ -64,14 +64,12 @@ def connection(
         embedding = Embedding.of(metric, z, alpha)
         size = 32 * d**2 if embedding is None else (32 + 2 * d) * embedding.num_features
         parts = zip(*(x.reshape(-1, d).split(max(1, _CHUNK // size)) for x in (z, v)), strict=True)
-        columns = [_polarized(metric, *part) if embedding is None else _columns(embedding, *part) for part in parts]
+        if embedding is None:
+            columns = [_polarized(metric, *part) for part in parts]
+        else:
+            basis = torch.eye(d, dtype=z.dtype, device=z.device)[:, None]
+            columns = [embedding.minus_christoffel(x, w, basis.expand(-1, *x.shape)) for x, w in parts]
     return torch.cat(columns).reshape(*z.shape, d)
-
-
-def _columns(embedding: Embedding, z: Tensor, v: Tensor) -> Tensor:
-    return embedding.minus_christoffel(
-        z, v, torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)[:, None].expand(-1, *z.shape)
-    )
 
 
 def _polarized(metric: Metric, z: Tensor, v: Tensor) -> Tensor:

@@ -117,7 +117,11 @@ def latent(
     if colorbar:
         bar = ax.figure.colorbar(image, ax=ax, extend=_extend(values, low, high), pad=0.02)
         bar.set_label("" if callable(background) else _LABELS[background])
-    return LatentPlot(image, None if flat is None else _scatter(flat, ax), bar)
+    if flat is None:
+        return LatentPlot(image, None, bar)
+    x, y = flat.detach().cpu().T.numpy()
+    dots = ax.scatter(x, y, s=6, color="white", edgecolors="black", linewidths=0.3, zorder=2)
+    return LatentPlot(image, dots, bar)
 
 
 def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style: Any) -> list[Line2D]:
@@ -196,8 +200,3 @@ def _extend(values: Tensor, low: float | None, high: float | None) -> str:
     finite = values[values.isfinite()]
     below, above = (low is not None and bool((finite < low).any())), (high is not None and bool((finite > high).any()))
     return {(True, True): "both", (True, False): "min", (False, True): "max", (False, False): "neither"}[below, above]
-
-
-def _scatter(codes: Tensor, ax: Axes) -> PathCollection:
-    x, y = codes.detach().cpu().T.numpy()
-    return ax.scatter(x, y, s=6, color="white", edgecolors="black", linewidths=0.3, zorder=2)

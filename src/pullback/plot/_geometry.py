@@ -172,7 +172,8 @@ def density(
         raise TypeError(
             f"A density has score_samples, like a fitted pullback.statistics.LAND; {type(model).__name__} has not."
         )
-    codes = _own_codes(model) if codes is None and bounds is None else codes
+    # An estimator may keep the codes that it was fitted to.
+    codes = getattr(model, "codes_", None) if codes is None and bounds is None else codes
     codes = None if codes is None else as_codes(codes)
     bounds = bounds or extent(codes)
     ax = ax or plt.subplots(layout="compressed")[1]
@@ -185,12 +186,6 @@ def density(
     style = {"colors": "white", "linewidths": 1.2, "linestyles": "solid", **style}
     x, y = z[0, :, 0].cpu().numpy(), z[:, 0, 1].cpu().numpy()
     return ax.contour(x, y, height.numpy(), levels=_mass_levels(height, logp, masses), **style)
-
-
-def _own_codes(model: Any) -> Tensor | None:
-    """The codes that an estimator was fitted to, if it keeps them."""
-    codes = getattr(model, "codes_", None)
-    return None if codes is None else torch.as_tensor(codes)
 
 
 def clusters(
