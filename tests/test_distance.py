@@ -202,7 +202,7 @@ def test_failed_pairs_are_named():
 
 def test_gradients_of_rectified_decoders_are_right_or_refused():
     """The gradient of a distance is minus the covector of the unit velocity with which a path leaves, solved anew and
-    finer. It is right to what is allowed, and to three times its own doubt, or there is a sentence; and it is not always
+    finer. It is right to what is allowed, and to three times its own doubt, or there is a sentence; and not always
     refused."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 60)).double().requires_grad_(False)
