@@ -1,6 +1,7 @@
 """Writes reproduction.md from the reports of ``pullback reproduce all --seeds 3 --out OUT``, and copies the figures.
 
-Run as ``python docs/build_reproduction.py OUT``.
+Run as ``python docs/build_reproduction.py OUT``. What has to be said about the files of one experiment, such as figures
+from another machine than the numbers, is read from ``OUT/NAME.note``, if there is one.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ users. They are found under `PULLBACK_DATA`, or downloaded; without either, ever
 together.
 
 A verdict is decided by the numbers, by rules in the code that can fail; where seeds differ, it is the weakest, and
-the deviation says how often each was found. An empty deviation means that paper and library agree. Where the paper
-leaves a setting open, the authors' [published code](errata.md#the-authors-code-and-what-it-settles) decides where it
-can.
+the deviation says how often each was found. An empty deviation means that the claim holds at every seed, or that the
+paper makes none. Where the paper leaves a setting open, the authors'
+[published code](errata.md#the-authors-code-and-what-it-settles) decides where it can.
 """
 ALT = {
     "curves-teaser": "A random curve in the plane, and the same model as a fixed curve of distributions",
@@ -70,7 +71,8 @@ def main(out: Path) -> None:
     parts = [HEAD.rstrip(), "## Claim by claim", table(claims(reports))]
     for report in reports:
         report = Report(**(vars(report) | {"figures": [found(out, path) for path in report.figures]}))
-        parts += [*section(report), *animation(out, report)]
+        title, data, *rest = section(report)
+        parts += [title, data, *note(out, report), *rest, *animation(out, report)]
     (DOCS / "reproduction.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
@@ -86,6 +88,12 @@ def section(report: Report) -> list[str]:
         "Settings that differ from the paper's:",
         "\n".join(f"- {deviation}" for deviation in report.deviations),
     ]
+
+
+def note(out: Path, report: Report) -> list[str]:
+    """What the folder of the reports says about one of them, in italics."""
+    file = out / f"{report.name}.note"
+    return [f"*{file.read_text(encoding='utf-8').strip()}*"] if file.exists() else []
 
 
 def seeds(report: Report) -> str:

@@ -85,17 +85,21 @@ def test_run_repeats_itself_and_trains_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ratios", "verdict"),
+    ("regularized", "plain", "verdict"),
     [
-        ((0.5, 1.1, 0.6, 0.9), "holds"),
-        ((0.5, 1.1, 0.89, 0.9), "holds weakly"),
-        ((0.5, 1.1, 1.13, 1.4), "does not hold"),
-        ((0.5, 1.1, 0.95, 0.9), "does not hold"),
+        ([0.5, 0.6, 0.5, 0.6], [1.0, 1.1, 1.0, 1.0], "holds"),
+        ([0.5, 0.6, 0.5, 1.2], [0.6, 0.7, 1.0, 0.8], "holds weakly"),
+        ([1.1, 1.1, 1.2, 1.12], [1.4, 1.4, 1.4, 1.4], "does not hold"),
+        ([0.9, 0.9, 1.0, 1.0], [0.9, 0.9, 0.9, 0.9], "does not hold"),
     ],
 )
-def test_paths_farther_than_lines_do_not_follow_the_codes(ratios, verdict):
-    numbers = {panel.key: {"random": {"ratio": ratio}} for panel, ratio in zip(gaussian.PANELS, ratios, strict=True)}
-    assert gaussian._follow(numbers, "random").verdict == verdict
+def test_paths_follow_the_codes_only_where_nearer_than_others_and_than_lines(regularized, plain, verdict):
+    """By more than two standard errors to hold; farther than the lines never."""
+    numbers = {
+        f"euclidean-{noise}": {"random": {"each": each, "ratio": sum(each) / len(each)}}
+        for noise, each in (("regularized", regularized), ("plain", plain))
+    }
+    assert gaussian._follow(numbers, "random", "euclidean").verdict == verdict
 
 
 def test_a_few_outliers_do_not_set_the_axes():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import pullback as pb
 from pullback.experiments import toy
-from pullback.experiments.paths import share_outside
+from pullback.experiments.paths import by_latent_length
 from pullback.experiments.progress import say
 from pullback.experiments.report import Finding, Report, Table
 from pullback.experiments.weights import reproducible
@@ -32,7 +32,7 @@ class Settings:
     """The toy problem, with fewer paths."""
 
     seed: int = 0
-    toy: toy.Settings = field(default_factory=lambda: toy.Settings(num_paths=5, num_nodes=10_000, max_segments=256))
+    toy: toy.Settings = field(default_factory=lambda: toy.Settings(num_paths=5, num_nodes=10_000, max_segments=1024))
     # At which metric tensors are compared.
     num_codes: int = 50
 
@@ -83,17 +83,18 @@ def _apart(M: Tensor, exact: Tensor) -> float:
 def _paths(name: str, settings: Settings) -> dict[str, dict[str, Any]]:
     """How much of the shortest paths leaves the ring under each geometry of the paper's decoder."""
     decoder, codes = toy.problem(name, settings.toy)
+    slider: Any = decoder.slider
     metrics = METRICS if name == "normal" else {key: METRICS[key] for key in ("Fisher–Rao", "Euclidean")}
     found = {}
     for title, metric in metrics.items():
         say("divergences", f"{name}: {title}")
-        path = toy.geodesics(metric(decoder), codes, settings.toy)
-        outside = share_outside(path.curve.resample(1025), decoder.support)  # pyright: ignore[reportArgumentType]
+        path = toy.ways(metric(decoder), codes, *toy.pairs(codes, settings.toy), settings.toy)
+        faded = by_latent_length(path.curve.resample(1025), lambda z: (slider(z) > toy.FADED).double())
         found[title] = {
-            "leave": int((outside > 0.02).sum()),
-            "outside": float(outside.mean()),
+            "leave": int(path.leaves.sum()),
+            "outside": float(faded.mean()),
             "converged": int(path.converged.sum()),
-            "paths": len(outside),
+            "paths": len(faded),
         }
     return found
 
@@ -144,5 +145,5 @@ def _path_table(paths: dict[str, Any]) -> Table:
         for name, found in paths.items()
         for title, n in found.items()
     ]
-    columns = ["family", "geometry", "paths that leave", "share of the length off the data", "converged"]
+    columns = ["family", "geometry", "paths that leave", "share of the length in the void", "converged"]
     return Table("Shortest paths of the paper's toy decoders under other geometries", columns, rows)

@@ -7,11 +7,13 @@ What the decoder does away from the codes decides where shortest paths run. The 
 between the same pairs of codes. The paper's recipe: its reweighting of the decoder, with its number of centers and its
 sharpness :math:`\beta`, over the entropy of what is decoded, and paths by a graph, a spline and Adam. The shortest
 paths of the same decoder, of which there are two candidates for each pair, through the void and along the ring; both
-are solved. And the geodesics of `pullback.Extrapolated`, which closes the void.
+are solved, for random pairs and, in the families whose uncertainty is bounded, for pairs opposite on the ring. And the
+geodesics of `pullback.Extrapolated`, which closes the void.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,7 +31,7 @@ import pullback as pb
 from pullback._progress import each
 from pullback.experiments import figures
 from pullback.experiments.figures import PATH, WIDTH, save_figure
-from pullback.experiments.paths import both_ways, random_pairs
+from pullback.experiments.paths import CERTAIN, START_POINTS, keeping_to, random_pairs
 from pullback.experiments.recipe import Recipe
 from pullback.experiments.report import Finding, Report, Table
 from pullback.experiments.weights import reproducible
@@ -71,7 +73,7 @@ class Settings:
     num_paths: int = 10
     # Of the lattice where paths start.
     num_nodes: int = 102_400
-    max_segments: int = 1024
+    max_segments: int = 4096
     resolution: int = 200
     recipe: Recipe = field(default_factory=Recipe)
     # Nats of log-volume that the colors cover, at most.
@@ -110,6 +112,12 @@ def pairs(codes: Tensor, settings: Settings = PAPER) -> tuple[Tensor, Tensor]:
     return random_pairs(codes, settings.num_paths, seed=settings.seed)
 
 
+def opposite(codes: Tensor, settings: Settings = PAPER) -> tuple[Tensor, Tensor]:
+    """Codes spread over the circle, and for each the code that is farthest on the other side."""
+    a = codes[:: max(1, len(codes) // settings.num_paths)][: settings.num_paths]
+    return a, codes[(codes @ -a.T).argmax(0)]
+
+
 def problem(
     family: str, settings: Settings = PAPER, *, extrapolation: Extrapolation | None = "reweight"
 ) -> tuple[nn.Module, Tensor]:
@@ -134,9 +142,16 @@ def problem(
 
 KINDS = {"recipe": "the paper's recipe", "reweight": "shortest paths", "recommended": "Extrapolated"}
 VOID = "#d95f02"
-# What is asked of the solver in turn: accuracy, what it accepts, and segments over those of the settings. The slider
-# has kinks, and four digits on four times the segments find ring paths of Bernoulli that are up to 3 % shorter.
-EFFORTS = ((1e-3, 1e-2, 1), (1e-4, 1e-4, 4))
+# Families that fade to one distribution, where the metric vanishes.
+BOUNDED = ("bernoulli", "beta", "dirichlet")
+# Of the paper's slider: above, the decoder is all but constant. The support is wider, and would count paths through the
+# void as paths on the data where they keep beside the ring.
+FADED = 0.99
+# The slider has kinks: solved to three digits, ways along the ring are up to 16 % longer (Dirichlet) than to four.
+RTOL = 1e-4
+# Chords of a curve whose length is stated: paths along the ring cross kinks at every center, and a quarter as many
+# chords make them up to 0.5 % too short.
+NUM_CHORDS = 65_536
 # Relative difference of lengths below which two ways count as equally long.
 TIE = 0.02
 
@@ -158,6 +173,7 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
     """Solves and draws all latent spaces into ``out/toy.png``, and compares the three kinds of paths."""
     with reproducible(settings.seed), figures.look():
         panels = list(each(_panels(settings), "toy latent spaces", len(KINDS) * len(FAMILIES)))
+        across = {name: _across(name, settings) for name in each(BOUNDED, "toy opposite pairs")}
         figure = draw(panels, settings)
         caption = "Untrained decoders over generated codes; no data."
         png = save_figure(figure, out, "toy", caption=caption)
@@ -167,12 +183,16 @@ def run(out: Path, settings: Settings = PAPER) -> Report:
         name="toy",
         title="Five likelihoods over one circle of codes",
         source="Generated codes on a noisy circle; no data.",
-        findings=_findings(numbers),
+        findings=_findings(numbers, across),
         figures=[png],
         files=[wide],
-        numbers={"settings": asdict(settings), "families": numbers},
-        measures=_measures(numbers),
-        tables=[_ways_table(numbers), _table(numbers)],
+        numbers={"settings": asdict(settings), "families": numbers, "opposite": across},
+        measures=_measures(numbers, across),
+        tables=[
+            _ways_table("random pairs", {name: n["reweight"] for name, n in numbers.items()}),
+            _ways_table("opposite pairs", across),
+            _table(numbers, across),
+        ],
     )
 
 
@@ -181,11 +201,10 @@ def _panels(settings: Settings) -> Iterator[Panel]:
         decoder, codes = problem(name, settings)
         metric, a, b = pb.FisherRaoMetric(decoder), *pairs(codes, settings)
         theirs = settings.recipe(decoder, codes, a, b)
-        found = ways(metric, codes, settings)
+        found = ways(metric, codes, a, b, settings)
         with torch.no_grad():
             excess = pb.energy(metric, theirs.curve, num_segments=4096) / found.length.square()
-        support: Any = decoder.support
-        leaves = (~support.contains(theirs.curve.resample(1025))).any(-1)
+        leaves = _leaves(decoder, theirs.curve)
         counts = _counts(theirs.converged, leaves) | {"median_energy_ratio": float(excess.median())}
         yield Panel(name, "recipe", metric, codes, theirs.curve, leaves, counts)
         numbers = _counts(found.converged, found.leaves) | found.numbers
@@ -195,6 +214,17 @@ def _panels(settings: Settings) -> Iterator[Panel]:
         path = geodesics(metric, codes, settings)
         leaves = torch.as_tensor(path.leaves_support)
         yield Panel(name, "recommended", metric, codes, path.curve, leaves, _counts(path.converged, leaves))
+
+
+def _across(name: str, settings: Settings) -> dict[str, Any]:
+    """Numbers of the shortest paths of the paper's decoder between opposite codes."""
+    decoder, codes = problem(name, settings)
+    found = ways(pb.FisherRaoMetric(decoder), codes, *opposite(codes, settings), settings)
+    return _counts(found.converged, found.leaves) | found.numbers
+
+
+def _leaves(decoder: Any, curve: Any) -> Tensor:
+    return (decoder.slider(curve.resample(2049)) > FADED).any(-1)
 
 
 def _counts(converged: Tensor, leaves: Tensor) -> dict[str, Any]:
@@ -211,8 +241,7 @@ def geodesics(metric: pb.FisherRaoMetric, codes: Tensor, settings: Settings = PA
 
 @dataclass(frozen=True, eq=False)
 class Ways:
-    """The shorter of two ways for each pair: that from the lattice's best path, and that from its best path on the
-    support.
+    """The shorter of two ways for each pair.
 
     Attributes:
         void: lengths of the shortest path found that leaves the data; infinite where none was found.
@@ -220,11 +249,15 @@ class Ways:
     """
 
     curve: Any
-    length: Tensor
     converged: Tensor
     leaves: Tensor
     void: Tensor
     ring: Tensor
+
+    @property
+    def length(self) -> Tensor:
+        """Of the shorter one."""
+        return torch.minimum(self.void, self.ring)
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -233,30 +266,33 @@ class Ways:
         return {name: [None if x == float("inf") else x for x in w.tolist()] for name, w in ways.items()}
 
 
-def ways(metric: pb.FisherRaoMetric, codes: Tensor, settings: Settings = PAPER) -> Ways:
-    """Solves both ways between all pairs, from three starts with two efforts, and keeps the shortest."""
-    support, (a, b) = metric.decoder.support, pairs(codes, settings)
+def ways(metric: Any, codes: Tensor, a: Tensor, b: Tensor, settings: Settings = PAPER) -> Ways:
+    """Solves both ways between pairs of codes ``(n, 2)``, from up to three starts, and keeps the shortest of each kind.
+
+    The starts: the lattice's best path where the decoder is certain, its best path of all where that is another one,
+    and two straight lines that meet in the middle of the codes. The metric is one of the paper's decoders.
+    """
+    pair, starts = _starts(metric, codes, a, b, settings)
+    solver = pb.GaussNewton(rtol=RTOL, accept=RTOL, max_segments=settings.max_segments)
+    path = pb.geodesic(metric, a[pair], b[pair], init=starts, solver=solver)
+    with torch.no_grad():
+        length = torch.stack([pb.length(metric, path.curve[i], num_segments=NUM_CHORDS) for i in range(len(pair))])
+    leaves, mine = _leaves(metric.decoder, path.curve), pair == torch.arange(len(a))[:, None]
+    best = torch.where(mine, length, torch.inf).argmin(-1)
+    void, ring = (torch.where(mine & mask, length, torch.inf).amin(-1) for mask in (leaves, ~leaves))
+    # by the usual measure, since this solver accepts less
+    converged = path.error <= pb.GaussNewton.accept
+    return Ways(path.curve[best], converged[best], leaves[best], void, ring)
+
+
+def _starts(metric: Any, codes: Tensor, a: Tensor, b: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Curves to start from, shape ``(m, START_POINTS, 2)``, and the pair that each belongs to, shape ``(m,)``."""
     lattice = pb.Lattice.fit(metric, codes, num_nodes=settings.num_nodes)
-    found: list[pb.Geodesic] = []
-    for rtol, accept, factor in EFFORTS:
-        solver = pb.GaussNewton(rtol=rtol, accept=accept, max_segments=factor * settings.max_segments)
-        found.append(pb.geodesic(metric, a, b, solver=solver, support=support))
-        found.extend(both_ways(metric, lattice, metric.decoder, a, b, solver))  # pyright: ignore[reportArgumentType]
-    length = torch.stack([path.length for path in found])
-    leaves = torch.stack([torch.as_tensor(path.leaves_support) for path in found])
-    points = torch.stack([path.curve.resample(2049) for path in found])
-    # by the usual measure, since the second effort accepts less
-    converged = torch.stack([path.error <= pb.GaussNewton.accept for path in found])
-    best, index = length.argmin(0), torch.arange(len(a))
-    void, ring = (torch.where(mask, length, torch.inf).amin(0) for mask in (leaves, ~leaves))
-    return Ways(
-        pb.Polyline(points[best, index]),
-        length[best, index],
-        converged[best, index],
-        leaves[best, index],
-        void,
-        ring,
-    )
+    free = lattice.paths(a, b, START_POINTS)
+    kept = keeping_to(lambda z: metric.decoder.slider(z) < CERTAIN, lattice).paths(a, b, START_POINTS)
+    middle = pb.Polyline(torch.stack([a, codes.mean(0).expand_as(a), b], 1)).resample(START_POINTS)
+    pair, other = torch.arange(len(a)), (free != kept).flatten(1).any(-1)
+    return torch.cat([pair, pair[other], pair]), torch.cat([kept, free[other], middle])
 
 
 # The figures.
@@ -330,14 +366,18 @@ def _total(numbers: dict[str, Any], kind: str, key: str, families: Sequence[str]
     return sum(numbers[name][kind][key] for name in families)
 
 
-def _measures(numbers: dict[str, Any]) -> dict[str, float]:
+def _measures(numbers: dict[str, Any], across: dict[str, Any]) -> dict[str, float]:
     found = {f"leave: {kind}": float(_total(numbers, kind, "leave")) for kind in KINDS}
-    for name in FAMILIES:
-        ratios = _ratios(numbers[name]["reweight"])
-        if ratios:
-            found[f"{name}: void / ring, shortest"] = min(ratios)
-        found[f"{name}: energy, recipe / shortest"] = numbers[name]["recipe"]["median_energy_ratio"]
-    return found
+    for name in BOUNDED:
+        for kind, n in (("random", numbers[name]["reweight"]), ("opposite", across[name])):
+            ratios = _ratios(n)
+            found[f"{name}, {kind}: pairs shorter through the void"] = float(sum(r < 1 for r in ratios))
+            if ratios:
+                found[f"{name}, {kind}: void / ring, smallest"] = min(ratios)
+                found[f"{name}, {kind}: void / ring, median"] = statistics.median(ratios)
+    return found | {
+        f"{name}: energy, recipe / shortest": n["recipe"]["median_energy_ratio"] for name, n in numbers.items()
+    }
 
 
 def _ratios(n: dict[str, Any]) -> list[float]:
@@ -349,8 +389,10 @@ def _share(numbers: dict[str, Any], kind: str, key: str, families: Sequence[str]
     return f"{_total(numbers, kind, key, families)} of {_total(numbers, kind, 'paths', families)}"
 
 
-def _findings(numbers: dict[str, Any]) -> list[Finding]:
-    leave, theirs = (_total(numbers, kind, "leave") for kind in ("reweight", "recipe"))
+def _findings(numbers: dict[str, Any], across: dict[str, Any]) -> list[Finding]:
+    theirs = _total(numbers, "recipe", "leave")
+    opposite = {name: {"reweight": n} for name, n in across.items()}
+    leave = _total(numbers, "reweight", "leave") + _total(opposite, "reweight", "leave", BOUNDED)
     energies = ", ".join(f"{numbers[name]['recipe']['median_energy_ratio']:.2f}" for name in FAMILIES)
     return [
         Finding(
@@ -365,12 +407,20 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
             "The metric's shortest paths recover the circle",
             "Sec. 4.2, Fig. 5",
             "in all five families",
-            f"leave it: {_share(numbers, 'reweight', 'leave')} shortest paths, "
+            f"leave it: {_share(numbers, 'reweight', 'leave')} between random codes, "
+            f"{_share(opposite, 'reweight', 'leave', BOUNDED)} between opposite ones ({', '.join(BOUNDED)}), "
             f"{_share(numbers, 'recommended', 'leave')} with pullback.Extrapolated",
             "does not hold" if leave else "holds",
             "where the void is a short cut; see the lengths of both ways" if leave else "",
         ),
-        _near_tie(numbers),
+        _near_tie(numbers, across),
+        Finding(
+            "The void is a short cut for Beta and Dirichlet",
+            "Sec. 4.2",
+            "not noticed",
+            "; ".join(_short_cuts(name, numbers, across) for name in ("beta", "dirichlet")),
+            "not in the paper",
+        ),
         Finding(
             "Energy of the paper's recipe, relative to the shortest path",
             "App. D.2",
@@ -381,17 +431,28 @@ def _findings(numbers: dict[str, Any]) -> list[Finding]:
     ]
 
 
-def _near_tie(numbers: dict[str, Any]) -> Finding:
-    ratios = _ratios(numbers["bernoulli"]["reweight"])
-    ties, n = sum(abs(r - 1) < TIE for r in ratios), numbers["bernoulli"]["reweight"]
-    explained = ties or n["converged"] < n["paths"]
+def _short_cuts(name: str, numbers: dict[str, Any], across: dict[str, Any]) -> str:
+    """How often the void is shorter, and by how much at most."""
+    parts = []
+    for kind, n in (("random", numbers[name]["reweight"]), ("opposite", across[name])):
+        ratios = _ratios(n)
+        gain = max(1 / min(ratios, default=1.0) - 1, 0.0)
+        parts.append(f"{sum(r < 1 for r in ratios)} of {len(ratios)} {kind} pairs, the ring up to {gain:.0%} longer")
+    return f"{FAMILIES[name].title}: {', '.join(parts)}"
+
+
+def _near_tie(numbers: dict[str, Any], across: dict[str, Any]) -> Finding:
+    random, opposite = numbers["bernoulli"]["reweight"], across["bernoulli"]
+    ratios = [*_ratios(random), *_ratios(opposite)]
+    ties, converged = sum(abs(r - 1) < TIE for r in ratios), random["converged"] + opposite["converged"]
+    paths = random["paths"] + opposite["paths"]
+    explained = ties or converged < paths
     return Finding(
         "Some Bernoulli paths fail to converge",
         "Sec. 4.2",
         "uncertainty near p = 1/2 is not strong enough",
-        f"{_share(numbers, 'reweight', 'converged', ['bernoulli'])} converge; where both ways exist, the void is "
-        f"{min(ratios, default=1):.3f} to {max(ratios, default=1):.3f} times as long as the ring, {ties} of "
-        f"{len(ratios)} within {TIE:.0%}",
+        f"{converged} of {paths} converge; the void is {min(ratios, default=1):.3f} to {max(ratios, default=1):.3f} "
+        f"times as long as the ring, {ties} of {len(ratios)} pairs within {TIE:.0%}",
         "holds" if explained else "does not hold",
         "explained: two valleys of nearly the same length, so a descent from a rough start decides slowly between them"
         if explained
@@ -399,32 +460,31 @@ def _near_tie(numbers: dict[str, Any]) -> Finding:
     )
 
 
-def _ways_table(numbers: dict[str, Any]) -> Table:
-    """Lengths of both ways, pair by pair, for the families whose void can be crossed."""
-    rows = []
-    for name, n in numbers.items():
-        for i, (void, ring) in enumerate(zip(n["reweight"]["void"], n["reweight"]["ring"], strict=True)):
-            if void is not None:
-                ratio = "" if ring is None else f"{void / ring:.3f}"
-                rows.append(
-                    [FAMILIES[name].title, str(i + 1), f"{void:.3f}", "" if ring is None else f"{ring:.3f}", ratio]
-                )
-    columns = ["family", "pair", "through the void", "along the ring", "ratio"]
-    return Table("Lengths of both ways, where a path through the void was found", columns, rows, single=True)
+def _ways_table(title: str, numbers: dict[str, Any]) -> Table:
+    """Lengths of both ways, a row for each pair and a column for each family."""
+
+    def cell(n: dict[str, Any], i: int) -> str:
+        return " / ".join("none" if n[way][i] is None else f"{n[way][i]:.3f}" for way in ("void", "ring"))
+
+    count = min(len(n["void"]) for n in numbers.values())
+    rows = [[str(i + 1), *(cell(n, i) for n in numbers.values())] for i in range(count)]
+    columns = ["pair", *(FAMILIES[name].title for name in numbers)]
+    return Table(f"Lengths through the void / along the ring, {title}", columns, rows, single=True)
 
 
-def _table(numbers: dict[str, Any]) -> Table:
-    def cells(n: dict[str, Any]) -> list[str]:
-        kinds = [n[kind] for kind in KINDS]
-        converged = [f"{row['converged']} of {row['paths']}" for row in kinds]
-        return [*(str(row["leave"]) for row in kinds), *converged, f"{n['recipe']['median_energy_ratio']:.2f}"]
+def _table(numbers: dict[str, Any], across: dict[str, Any]) -> Table:
+    def cells(name: str) -> list[str]:
+        kinds = [*(numbers[name][kind] for kind in KINDS), across.get(name)]
+        leave = ["" if n is None else f"{n['leave']} of {n['paths']}" for n in kinds]
+        converged = ["" if n is None else f"{n['converged']} of {n['paths']}" for n in kinds]
+        return [*leave, *converged, f"{numbers[name]['recipe']['median_energy_ratio']:.2f}"]
 
-    kinds = ("recipe", "shortest", "Extrapolated")
+    kinds = ("recipe", "shortest", "Extrapolated", "shortest, opposite pairs")
     columns = [
         "family",
         *(f"leave: {k}" for k in kinds),
         *(f"converged: {k}" for k in kinds),
         "energy, recipe / shortest",
     ]
-    rows = [[FAMILIES[name].title, *cells(n)] for name, n in numbers.items()]
+    rows = [[FAMILIES[name].title, *cells(name)] for name in numbers]
     return Table("Paths that leave the data, and paths that converged", columns, rows)
