@@ -34,9 +34,9 @@ pullback reproduce mocap --help  # the settings of one experiment as options
 Numbers are those of three seeds on real data, mean ± standard deviation, unless a section says one seed, and figures
 those of the first: the 6,742 ones of MNIST, the motion 69_06 of the CMU database, and a MovieLens edition with 2,148
 users. They are found under `PULLBACK_DATA`, or downloaded; without either, every experiment runs on a
-[stand-in](data.md) and says so in its outputs. The same seed gives the same numbers. One seed of everything takes about
-40 minutes of one core: identifiability nine, land, gaussian and toy six each, mocap and metric-error five, the rest two
-together.
+[stand-in](data.md) and says so in its outputs. The same seed on the same machine gives the same files, byte for byte,
+but for the times in the figure of complexity. One seed of everything takes about 45 minutes of one core: land and
+identifiability eight each, toy, gaussian, mocap and metric-error five to six each, the rest five together.
 
 A verdict is decided by the numbers, by rules in the code that can fail; where seeds differ, it is the weakest, and
 the deviation says how often each was found. An empty deviation means that the claim holds at every seed, or that the

@@ -28,10 +28,10 @@ from torch.distributions import Bernoulli, Beta, Dirichlet, Distribution, Expone
 from torch.nn.functional import softplus
 
 import pullback as pb
-from pullback._progress import each
 from pullback.experiments import figures
 from pullback.experiments.figures import PATH, WIDTH, save_figure
 from pullback.experiments.paths import CERTAIN, START_POINTS, keeping_to, random_pairs
+from pullback.experiments.progress import say
 from pullback.experiments.recipe import Recipe
 from pullback.experiments.report import Finding, Report, Table
 from pullback.experiments.weights import reproducible
@@ -172,8 +172,9 @@ class Panel:
 def run(out: Path, settings: Settings = PAPER) -> Report:
     """Solves and draws all latent spaces into ``out/toy.png``, and compares the three kinds of paths."""
     with reproducible(settings.seed), figures.look():
-        panels = list(each(_panels(settings), "toy latent spaces", len(KINDS) * len(FAMILIES)))
-        across = {name: _across(name, settings) for name in each(BOUNDED, "toy opposite pairs")}
+        panels = list(_panels(settings))
+        across = {name: _across(name, settings) for name in BOUNDED}
+        say("toy", "drawing")
         figure = draw(panels, settings)
         caption = "Untrained decoders over generated codes; no data."
         png = save_figure(figure, out, "toy", caption=caption)
@@ -200,7 +201,9 @@ def _panels(settings: Settings) -> Iterator[Panel]:
     for name in FAMILIES:
         decoder, codes = problem(name, settings)
         metric, a, b = pb.FisherRaoMetric(decoder), *pairs(codes, settings)
+        say("toy", f"{FAMILIES[name].title}: the paper's recipe")
         theirs = settings.recipe(decoder, codes, a, b)
+        say("toy", f"{FAMILIES[name].title}: both ways between random codes")
         found = ways(metric, codes, a, b, settings)
         with torch.no_grad():
             excess = pb.energy(metric, theirs.curve, num_segments=4096) / found.length.square()
@@ -209,6 +212,7 @@ def _panels(settings: Settings) -> Iterator[Panel]:
         yield Panel(name, "recipe", metric, codes, theirs.curve, leaves, counts)
         numbers = _counts(found.converged, found.leaves) | found.numbers
         yield Panel(name, "reweight", metric, codes, found.curve, found.leaves, numbers)
+        say("toy", f"{FAMILIES[name].title}: Extrapolated")
         decoder, codes = problem(name, settings, extrapolation="recommended")
         metric = pb.FisherRaoMetric(decoder)
         path = geodesics(metric, codes, settings)
@@ -219,6 +223,7 @@ def _panels(settings: Settings) -> Iterator[Panel]:
 def _across(name: str, settings: Settings) -> dict[str, Any]:
     """Numbers of the shortest paths of the paper's decoder between opposite codes."""
     decoder, codes = problem(name, settings)
+    say("toy", f"{FAMILIES[name].title}: both ways between opposite codes")
     found = ways(pb.FisherRaoMetric(decoder), codes, *opposite(codes, settings), settings)
     return _counts(found.converged, found.leaves) | found.numbers
 
