@@ -211,7 +211,7 @@ METRICLESS |= {
     "Polyline": lambda z: pb.Polyline(z)(0.5),
     "Geodesic": lambda z: PATH(first(z)),
     "Geodesic.curve": lambda z: PATH.curve(first(z)),
-    "Trajectory": lambda z: pb.exponential(METRIC, CODES[0], 0.1 * CODES[1])(first(z)),
+    "results.Trajectory": lambda z: pb.exponential(METRIC, CODES[0], 0.1 * CODES[1])(first(z)),
     "plot.paths": lambda z: plot.paths(z) and None,
     "plot.clusters": lambda z: plot.clusters(z, [0] * 8) and None,
     "plot.density": lambda z: plot.density(fitted("statistics.GeodesicKernelDensity"), z, resolution=3) and None,
@@ -219,10 +219,7 @@ METRICLESS |= {
 
 # Public names that take no codes of users, by the reason.
 EXEMPT = {
-    "results of functions": """Certificate Contributions DistanceStore DistanceUncertainty FailedPairsWarning
-    Identifiability
-        Information InterpolationAccuracy Logarithm Neighbors Projection Solution Status UncertaintyReport
-        statistics.FrechetMean
+    "results of functions": """DistanceStore FailedPairsWarning Information Solution Status statistics.FrechetMean
         plot.ClusterPlot plot.LatentPlot""",
     "errors": "ConvergenceError DecoderError",
     "abstract": "Curve Metric Solver",

@@ -41,7 +41,7 @@ def by_matrix(metric: pb.Metric, Z: Tensor, k: int) -> Tensor:
     return D.topk(k, largest=False, sorted=True).values
 
 
-def rows(found: pb.Neighbors) -> Tensor:
+def rows(found: pb.results.Neighbors) -> Tensor:
     return torch.from_numpy(found.distances.data.reshape(len(found.certified), found.n_neighbors))
 
 

@@ -37,6 +37,7 @@ ORDER = [
     "_starts",
     "_solvers",
     "_geometry",
+    "results",
     "testing",
     "pullback",
     "statistics",
@@ -137,7 +138,7 @@ def test_import_registers_every_rule(fresh):
 def public() -> list[tuple[str, object]]:
     """All public names, those of the public modules with the module's: ``statistics.LAND``."""
     found = [(n, getattr(pullback, n)) for n in dir(pullback) if not n.startswith("_")]
-    modules = [(n, getattr(pullback, n)) for n in ("divergences", "statistics")]
+    modules = [(n, getattr(pullback, n)) for n in ("divergences", "results", "statistics")]
     inner = [(f"{n}.{k}", v) for n, m in modules for k, v in vars(m).items() if _is_public(m, k, v)]
     return [(n, m) for n, m in found if not inspect.ismodule(m)] + inner
 

@@ -127,8 +127,8 @@ def logmap(
         rtol: relative error of the velocity. 1e-10 is in reach where the decoder is smooth.
 
     Raises:
-        ConvergenceError: if a velocity is not known to `rtol`. Its `result` is the `pullback.Logarithm`, with a message
-            for each pair.
+        ConvergenceError: if a velocity is not known to `rtol`. Its `result` is the `pullback.results.Logarithm`, with a
+            message for each pair.
 
     Example:
         >>> import torch, pullback as pb

@@ -104,7 +104,7 @@ class InterpolationAccuracy:
     r"""How far an interpolated metric is from the exact one: :math:`\|\hat M - M\|_F / \|M\|_F`, held out.
 
     >>> import pullback as pb
-    >>> print(pb.InterpolationAccuracy(median=0.01, mean=0.02, max=0.05, num_points=100))
+    >>> print(pb.results.InterpolationAccuracy(median=0.01, mean=0.02, max=0.05, num_points=100))
     1.00% (median), 2.00% (mean), 5.00% (largest of 100)
     """
 

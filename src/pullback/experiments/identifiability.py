@@ -29,6 +29,7 @@ from pullback.experiments.poses import Model, Training, trained
 from pullback.experiments.progress import say
 from pullback.experiments.report import Finding, Report, Table, Verdict
 from pullback.experiments.weights import reproducible
+from pullback.results import Identifiability
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _mean_pose(decoder: Callable[[Tensor], pb.VonMisesFisher], z: Tensor) -> Nor
     return Normal(loc, torch.ones_like(loc))
 
 
-def _compare(kind: str, models: list[Model], settings: Settings) -> pb.Identifiability:
+def _compare(kind: str, models: list[Model], settings: Settings) -> Identifiability:
     codes = [model.codes for model in models]
     metrics = None
     if kind != "latent":
@@ -109,7 +110,7 @@ def _compare(kind: str, models: list[Model], settings: Settings) -> pb.Identifia
     return _identifiability(metrics, codes, settings)
 
 
-def _identifiability(metrics: list[pb.Metric] | None, codes: list[Tensor], settings: Settings) -> pb.Identifiability:
+def _identifiability(metrics: list[pb.Metric] | None, codes: list[Tensor], settings: Settings) -> Identifiability:
     return pb.identifiability(
         metrics,
         codes,
@@ -130,7 +131,7 @@ def unwarp(w: Tensor) -> Tensor:
     return torch.stack([w[..., 0], w[..., 1] - w[..., 0] ** 2 / 2], -1)
 
 
-def _warped(kind: str, model: Model, settings: Settings) -> pb.Identifiability:
+def _warped(kind: str, model: Model, settings: Settings) -> Identifiability:
     """One model, and the same in other coordinates."""
     codes = [model.codes, warp(model.codes)]
     decoders = [model.vae.decoder, lambda w: model.vae.decoder(unwarp(w))]
@@ -140,7 +141,7 @@ def _warped(kind: str, model: Model, settings: Settings) -> pb.Identifiability:
     return _identifiability(metrics, codes, settings)
 
 
-def _numbers(found: pb.Identifiability, warped: pb.Identifiability) -> dict[str, Any]:
+def _numbers(found: Identifiability, warped: Identifiability) -> dict[str, Any]:
     scaled = found.distances / found.distances.mean(1, keepdim=True)
     return {
         "mean": float(found.variation.mean()),
@@ -154,7 +155,7 @@ def _numbers(found: pb.Identifiability, warped: pb.Identifiability) -> dict[str,
     }
 
 
-def _draw(found: dict[str, pb.Identifiability]) -> Figure:
+def _draw(found: dict[str, Identifiability]) -> Figure:
     figure, ax = plt.subplots(figsize=(WIDTH, 2.5), layout="constrained")
     values = [found[kind].variation.numpy() for kind in KINDS]
     ax.boxplot(values, orientation="horizontal", widths=0.6, showfliers=False, medianprops={"color": "black"})
