@@ -159,3 +159,18 @@ def test_run_measures_all_routes(out):
     scenes = json.loads(re.findall(r"const content = (.*);", page)[0])["scenes"]
     assert {len(scene[key]) for scene in scenes for key in ("poses", "samples", "route", "distances")} == {16}
     assert report.write(out).exists()
+
+
+@pytest.mark.parametrize(
+    ("lower", "pairs", "sampled", "verdict"),
+    [
+        (0.3, 45, 0.1, "holds"),
+        (0.3, 45, -0.1, "holds weakly"),
+        (0.1, 45, 0.1, "holds weakly"),
+        (0.3, 20, 0.1, "does not hold"),
+        (-0.1, 45, 0.1, "does not hold"),
+    ],
+)
+def test_poses_are_plausible_only_if_nearer_in_most_pairs_and_by_samples(lower, pairs, sampled, verdict):
+    comparison = {"lower": lower, "nearer_pairs": pairs, "sampled_lower": sampled}
+    assert mocap._verdict(comparison, 50) == verdict
