@@ -73,20 +73,26 @@ def reproduce(
 
 
 # From the longest, so that none of them is left for the end: CPU minutes in docs/reproduction.md.
-_ORDER: tuple[Name, ...] = ("toy", "identifiability", "mocap", "gaussian", "land")
+_ORDER: tuple[Name, ...] = ("land", "identifiability", "toy", "gaussian", "mocap", "metric-error")
 
 
 def _at_once(names: Sequence[Name], out: Path, seeds: int, seed: int | None, resume: bool, jobs: int) -> None:
     """Runs each experiment with each seed in a process of its own, so many at a time, into the folder of the seed."""
+    from pullback.experiments.progress import say
+
     first = 0 if seed is None else seed
     numbers = range(first, first + seeds)
     order: list[str] = [name for name in _ORDER if name in names]
     order += [name for name in names if name not in order]
 
+    finished: list[str] = []
+
     def one(name: str, number: int) -> None:
         folder = out if seeds == 1 else out / f"seed-{number}"
         command = [sys.executable, "-m", "pullback", "reproduce", name, "--out", str(folder), "--seed", str(number)]
         subprocess.run([*command, "--resume"] if resume else command, check=True, stdout=subprocess.DEVNULL)
+        finished.append(name)
+        say(name, f"seed {number} is done, {len(finished)} of {len(order) * seeds}")
 
     with ThreadPoolExecutor(jobs) as pool:
         for done in [pool.submit(one, name, number) for name in order for number in numbers]:
