@@ -305,7 +305,9 @@ def _report(panels: dict[Panel, Solved], num_images: int, source: str, figure: P
 
 
 def _follow(numbers: dict[str, Any], kind: str, metric: str) -> Finding:
-    """Holds where regularized paths are nearer than those without it and than straight lines, beyond two errors."""
+    """Holds where regularized paths are nearer than those without it, and than straight lines, by two standard errors;
+    weakly at one.
+    """
     regularized, plain = (numbers[f"{metric}-{noise}"][kind] for noise in ("regularized", "plain"))
     gain = torch.tensor(plain["each"]) - torch.tensor(regularized["each"])
     mean, error = float(gain.mean()), float(gain.std() / len(gain) ** 0.5)
@@ -322,7 +324,7 @@ def _follow(numbers: dict[str, Any], kind: str, metric: str) -> Finding:
         f"distance to the codes, paths / lines: {regularized['ratio']:.2f} with, {plain['ratio']:.2f} without; nearer "
         f"by {mean:.3f} ± {error:.3f}, in {int((gain > 0).sum())} of {len(gain)} pairs",
         verdict,
-        "" if clear else reason,
+        "" if verdict == "holds" else reason,
     )
 
 
