@@ -178,7 +178,7 @@ def test_what_is_no_code_is_refused(z):
 
 def test_scalar_code_is_refused():
     with pytest.raises(ValueError, match=r"got a scalar. Use z\.reshape\(1\)"):
-        decode(lambda z: Normal(z, 1.0), torch.tensor(1.0))
+        pb.FisherRaoMetric(lambda z: Normal(z, 1.0)).tensor(torch.tensor(1.0))
 
 
 def test_errors_of_the_model_itself_pass_through():

@@ -36,7 +36,6 @@ def decode(decoder: Decoder, z: Tensor) -> Distribution:
     """
     if not callable(decoder):
         raise TypeError(no_decoder(decoder))
-    check_codes(z)
     if z.ndim != 2:
         raise ValueError(f"Decoders are called with codes of shape (N, d), got {tuple(z.shape)}. Use z.reshape(-1, d).")
     decoded(len(z))
@@ -94,7 +93,10 @@ def as_codes(
         z = z.to(model)
     elif not (has_dtype and z.is_floating_point()):
         z = z.to(torch.get_default_dtype())
-    check_codes(z)
+    if z.ndim == 0:
+        raise ValueError("Latent codes must have shape (*batch, d); got a scalar. Use z.reshape(1) for d = 1.")
+    if z.shape[-1] == 0:
+        raise ValueError(f"Latent codes must have at least one dimension; got shape {tuple(z.shape)}.")
     if z.dtype in (torch.float16, torch.bfloat16):
         raise DecoderError(
             f"Codes or model are {z.dtype}, whose two or three digits are lost in differences of neighboring codes. "
@@ -139,20 +141,6 @@ def real_numbers(z: Any, what: str) -> Tensor:
 
 def _holds_tensors(z: Any) -> bool:
     return isinstance(z, (list, tuple)) and any(isinstance(part, Tensor) for part in z)
-
-
-def check_codes(z: Tensor) -> None:
-    """Raises unless ``z`` is a floating-point tensor of shape ``(*batch, d)``."""
-    if not isinstance(z, Tensor):
-        raise TypeError(
-            f"Latent codes must be a torch.Tensor of shape (*batch, d), not {type(z).__name__}. Use torch.as_tensor(z)."
-        )
-    if not z.is_floating_point():
-        raise TypeError(f"Latent codes must be floating point, not {z.dtype}. Use z.double().")
-    if z.ndim == 0:
-        raise ValueError("Latent codes must have shape (*batch, d); got a scalar. Use z.reshape(1) for d = 1.")
-    if z.shape[-1] == 0:
-        raise ValueError(f"Latent codes must have at least one dimension; got shape {tuple(z.shape)}.")
 
 
 def check_finite(values: Tensor, z: Tensor, what: str = "parameters") -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,9 +28,8 @@ from torch.distributions import (
 
 from pullback._autodiff.torch_internals import depends_on_code
 from pullback._families.fading import unsqueezed
-from pullback._families.information import Information, Linear, Pair
+from pullback._families.information import Information, Linear, MissingRuleError, Pair
 from pullback._families.masked import Masked
-from pullback._families.missing import MissingRuleError
 from pullback._families.product import Product
 from pullback._families.rules import (
     Dual,
@@ -47,6 +44,9 @@ from pullback._families.rules import (
     rao_distance,
 )
 from pullback._families.score import score_information, tensors_in
+
+# A function of coordinates: a root, a product, or a map of a pair.
+Act = Callable[..., Any]
 
 
 def additive(rule: Any, of_parts: Any) -> None:
@@ -235,24 +235,19 @@ def merged(info: Information, features: Size) -> Information:
         return info
     shape = (*features, info.eta.shape[-1])
 
-    def lifted(act: Linear | None) -> Linear | None:
+    def lifted(act: Act | None) -> Any:
+        """The same on coordinates of all features side by side."""
         if act is None:
             return None
-        return lambda eta, u: act(eta.unflatten(-1, shape), u.unflatten(-1, shape)).flatten(-len(shape))
+        return lambda *coordinates: _flat(act(*(x.unflatten(-1, shape) for x in coordinates)), len(shape))
 
+    pair = None if info.pair is None else Pair(lifted(info.pair.values), lifted(info.pair.push))
     eta = info.eta.flatten(-len(shape))
-    pair = None if info.pair is None else _lifted_pair(info.pair, shape)
     return replace(info, eta=eta, root=lifted(info.root), product=lifted(info.product), pair=pair)
 
 
-def _lifted_pair(pair: Pair, shape: tuple[int, ...]) -> Pair:
-    """The same on coordinates of all features side by side."""
-
-    def flat(act: Callable[..., Dual], *coordinates: Tensor) -> Dual:
-        phi, psi = act(*(x.unflatten(-1, shape) for x in coordinates))
-        return phi.flatten(-len(shape)), psi.flatten(-len(shape))
-
-    return Pair(partial(flat, pair.values), partial(flat, pair.push))
+def _flat(x: Tensor | Dual, n: int) -> Tensor | Dual:
+    return x.flatten(-n) if isinstance(x, Tensor) else (x[0].flatten(-n), x[1].flatten(-n))
 
 
 def joined(parts: Sequence[Information]) -> Information:
@@ -265,27 +260,23 @@ def joined(parts: Sequence[Information]) -> Information:
         isometric, separable = (all(getattr(part, name) for part in parts) for name in ("isometric", "separable"))
         root = _side_by_side(roots, sizes)
         pairs = [part.pair for part in parts if part.pair is not None]
-        pair = _paired_side_by_side(pairs, sizes) if len(pairs) == len(parts) else None
+        acts = [pair.values for pair in pairs], [pair.push for pair in pairs]
+        pair = Pair(*(_side_by_side(act, sizes) for act in acts)) if len(pairs) == len(parts) else None
         return Information(eta, root=root, exact=exact, isometric=isometric, separable=separable, pair=pair)
     return Information(eta, product=_side_by_side([as_product(part) for part in parts], sizes), exact=exact)
 
 
-def _side_by_side(acts: Sequence[Linear], sizes: Sequence[int]) -> Linear:
-    slices = [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
-    return lambda eta, u: torch.cat(
-        [act(eta[..., part], u[..., part]) for act, part in zip(acts, slices, strict=True)], dim=-1
-    )
+def _side_by_side(acts: Sequence[Act], sizes: list[int]) -> Any:
+    """What the parts do, each to its own coordinates."""
 
+    def joined(*coordinates: Tensor) -> Tensor | Dual:
+        parts = zip(*(x.split(sizes, -1) for x in coordinates), strict=True)
+        found = [act(*part) for act, part in zip(acts, parts, strict=True)]
+        if isinstance(found[0], Tensor):
+            return torch.cat(found, -1)
+        return torch.cat([phi for phi, _ in found], -1), torch.cat([psi for _, psi in found], -1)
 
-def _paired_side_by_side(pairs: Sequence[Pair], sizes: Sequence[int]) -> Pair:
-    """The pairs of the parts, each on its own coordinates."""
-
-    def joined(acts: Sequence[Callable[..., Dual]], *coordinates: Tensor) -> Dual:
-        parts = zip(*(x.split(list(sizes), -1) for x in coordinates), strict=True)
-        duals = [act(*part) for act, part in zip(acts, parts, strict=True)]
-        return torch.cat([dual[0] for dual in duals], -1), torch.cat([dual[1] for dual in duals], -1)
-
-    return Pair(partial(joined, [pair.values for pair in pairs]), partial(joined, [pair.push for pair in pairs]))
+    return joined
 
 
 def as_product(info: Information) -> Linear:

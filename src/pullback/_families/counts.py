@@ -28,8 +28,7 @@ from torch.nn.functional import logsigmoid
 
 from pullback._autodiff.torch_internals import given_probs, is_wrapped, plain_values
 from pullback._families.fading import EVEN, FIXED, TENFOLD_ODDS, WIDE, fades, times
-from pullback._families.information import Information
-from pullback._families.missing import MissingRuleError
+from pullback._families.information import Information, MissingRuleError
 from pullback._families.rules import (
     AFFINITY,
     Dual,

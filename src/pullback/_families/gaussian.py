@@ -16,8 +16,7 @@ from torch.distributions import LowRankMultivariateNormal, MultivariateNormal
 from torch.linalg import solve_triangular
 
 from pullback._families.fading import SAME, WIDE, fades, times
-from pullback._families.information import Information
-from pullback._families.missing import MissingRuleError
+from pullback._families.information import Information, MissingRuleError
 from pullback._families.rules import Dual, embed, fisher, log_affinity, natural_and_mean, rao_distance
 
 fades(MultivariateNormal, loc=SAME, scale_tril=WIDE)

@@ -17,6 +17,13 @@ from torch import Tensor
 Linear = Callable[[Tensor, Tensor], Tensor]
 
 
+class MissingRuleError(NotImplementedError):
+    """No closed form is known for these distributions; the message says what to register or to use instead.
+
+    A `NotImplementedError` of its own, so that one raised by a rule of the user's is not mistaken for it.
+    """
+
+
 @dataclass(frozen=True, eq=False)
 class Pair:
     """A family's dual embedding (`pullback.embed`) as a function of the coordinates ``eta`` of an `Information`.

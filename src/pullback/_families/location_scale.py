@@ -41,8 +41,7 @@ from torch.types import _size
 
 from pullback._autodiff.torch_internals import depends_on_code
 from pullback._families.fading import SAME, WIDE, fades, times
-from pullback._families.information import Information, Pair
-from pullback._families.missing import MissingRuleError
+from pullback._families.information import Information, MissingRuleError, Pair
 from pullback._families.rules import (
     Dual,
     check_equal,

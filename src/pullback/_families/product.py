@@ -13,7 +13,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
-from pullback._families.missing import MissingRuleError
+from pullback._families.information import MissingRuleError
 
 Values = tuple[Any, ...]
 _ONE = Size()

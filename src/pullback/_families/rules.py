@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pullback._autodiff.torch_internals import has_registered_kl, torch_kl_rule
-from pullback._families.information import Information
-from pullback._families.missing import MissingRuleError
+from pullback._families.information import Information, MissingRuleError
 
 Dual = tuple[Tensor, Tensor]
 

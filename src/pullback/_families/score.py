@@ -29,8 +29,7 @@ from pullback._autodiff.torch_internals import (
     transform_caches,
     unwrapped,
 )
-from pullback._families.information import Information
-from pullback._families.missing import MissingRuleError
+from pullback._families.information import Information, MissingRuleError
 from pullback._numerics.random import RandomState, as_seed
 from pullback._options import check_options
 

@@ -129,7 +129,10 @@ class VonMisesFisher(Distribution):
         """Reparametrized draws, exact: by the inverse distribution function for p = 3, by rejection otherwise."""
         shape = self._extended_shape(sample_shape)
         loc, concentration = self.loc.expand(shape), self.concentration.expand(shape[:-1])
-        angle: Tensor = _Angle.apply(_draw_angle(shape[-1], concentration.detach()), concentration, shape[-1])
+        kappa = concentration.detach()
+        drop = _invert(kappa) if shape[-1] == 3 else _reject(shape[-1], kappa)
+        drawn = 2 * torch.asin((0.5 * drop).clamp(0, 1).sqrt())
+        angle: Tensor = _Angle.apply(drawn, concentration, shape[-1])
         noise = torch.randn(shape, dtype=loc.dtype, device=loc.device)
         tangent = torch.nn.functional.normalize(noise - (noise * loc).sum(-1, keepdim=True) * loc, dim=-1)
         return torch.cos(angle)[..., None] * loc + torch.sin(angle)[..., None] * tangent
@@ -154,11 +157,6 @@ def _log_area(p: int) -> float:
 
 
 # -- the angle ---------------------------------------------------------------------------------------------------------
-
-
-def _draw_angle(p: int, concentration: Tensor) -> Tensor:
-    drop = _invert(concentration) if p == 3 else _reject(p, concentration)
-    return 2 * torch.asin((0.5 * drop).clamp(0, 1).sqrt())
 
 
 def _invert(concentration: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, LowRankMultivariateNormal, MultivariateNormal, Normal
 
 from pullback._families.composite import additive, joined, merged
-from pullback._families.information import Information
-from pullback._families.missing import MissingRuleError
+from pullback._families.information import Information, MissingRuleError
 from pullback._families.product import Product
 from pullback._numerics.matrix_roots import lyapunov, sqrtm
 

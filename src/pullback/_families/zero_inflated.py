@@ -22,8 +22,7 @@ from torch.distributions import Distribution, Geometric, NegativeBinomial, Poiss
 from torch.nn.functional import logsigmoid
 
 from pullback._families.composite import as_product
-from pullback._families.information import Information, Linear
-from pullback._families.missing import MissingRuleError
+from pullback._families.information import Information, Linear, MissingRuleError
 from pullback._families.rules import blend, fisher, most_uncertain
 
 _ONE = Size()

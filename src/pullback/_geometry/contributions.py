@@ -24,7 +24,7 @@ from pullback._decoders.extrapolated import Extrapolated
 from pullback._decoders.prior import WithPrior
 from pullback._decoders.reading import WithReading
 from pullback._families.divergences import symmetrized_kl
-from pullback._families.missing import MissingRuleError
+from pullback._families.information import MissingRuleError
 from pullback._families.product import Product
 from pullback._families.rules import embed
 from pullback._geometry.geodesic import Geodesic

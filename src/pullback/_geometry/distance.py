@@ -108,7 +108,9 @@ def energies_and_doubts(metric: Metric, path: Geodesic, a: Tensor, b: Tensor) ->
     """The energies ``(*batch)``, and by how much their gradients change with the number of segments; see `_doubt`."""
     batch, d = path.length.shape, a.shape[-1]
     start, stop = (z.expand(*batch, d).reshape(-1, d) for z in (a, b))
-    rows = _levels(path)
+    # curves grouped by the number of segments that resolves them
+    levels = path.num_segments.flatten().clamp(_MIN_SEGMENTS, _MAX_SEGMENTS)
+    rows = [(T, (levels == T).nonzero()[:, 0]) for T in levels.unique().tolist()]
     energies, doubts = zip(
         *(_along(metric, path, index, T, start[index], stop[index]) for T, index in rows), strict=True
     )
@@ -137,12 +139,6 @@ def _differentiable(metric: Metric, a: Tensor, b: Tensor) -> bool:
         return True
     with unvalidated():
         return metric.ds2(*(z.reshape(-1, z.shape[-1])[:1] for z in (a, b))).requires_grad
-
-
-def _levels(path: Geodesic) -> list[tuple[int, Tensor]]:
-    """The curves grouped by the number of segments that resolves them."""
-    levels = path.num_segments.flatten().clamp(_MIN_SEGMENTS, _MAX_SEGMENTS)
-    return [(T, (levels == T).nonzero()[:, 0]) for T in levels.unique().tolist()]
 
 
 def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:

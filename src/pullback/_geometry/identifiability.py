@@ -109,9 +109,14 @@ def identifiability(
     """
     check_options(num_pairs=num_pairs)
     codes = _checked(metrics, codes)
+    n = len(codes[0])
     if pairs is None:
-        pairs = _random_pairs(len(codes[0]), num_pairs, as_generator(random_state))
-    pairs = _pairs(pairs, len(codes[0]))
+        generator = as_generator(random_state)
+        first = torch.randint(n, (num_pairs,), generator=generator)
+        pairs = torch.stack([first, (first + torch.randint(1, n, (num_pairs,), generator=generator)) % n], -1)
+    pairs = torch.as_tensor(pairs)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs) or not bool(((pairs >= 0) & (pairs < n)).all()):
+        raise ValueError(f"pairs are numbers of observations below {n}, of shape (P, 2); got {tuple(pairs.shape)}.")
     ends = [(z[pairs[:, 0]], z[pairs[:, 1]]) for z in codes]
     if metrics is None:
         distances = torch.stack([(b - a).norm(dim=-1) for a, b in ends])
@@ -144,20 +149,6 @@ def _checked(metrics: Sequence[Metric] | None, codes: Sequence[Tensor | Array]) 
     if metrics is None:
         return found
     return [codes_for(metric, z)[0] for metric, z in zip(metrics, found, strict=True)]
-
-
-def _pairs(pairs: Tensor, n: int) -> Tensor:
-    pairs = torch.as_tensor(pairs)
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs) or not bool(((pairs >= 0) & (pairs < n)).all()):
-        raise ValueError(f"pairs are numbers of observations below {n}, of shape (P, 2); got {tuple(pairs.shape)}.")
-    return pairs
-
-
-def _random_pairs(n: int, num_pairs: int, generator: torch.Generator) -> Tensor:
-    """Pairs of different numbers below n."""
-    first = torch.randint(n, (num_pairs,), generator=generator)
-    step = torch.randint(1, n, (num_pairs,), generator=generator)
-    return torch.stack([first, (first + step) % n], -1)
 
 
 def _graph(metric: Metric, codes: Tensor) -> Graph:

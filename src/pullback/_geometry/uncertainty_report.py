@@ -185,12 +185,14 @@ def uncertainty_report(
     with torch.no_grad():
         entropy = [_entropy(decode(decoder, z), z.ndim - 1, random_state) for z in (on, off)]
         volume = [metric.log_volume(z).median().item() for z in (on, off)]
+    # equal ones count half
+    rises = torch.stack([entropy[1][:, None] > entropy[0], entropy[1][:, None] >= entropy[0]])
     paths = _paths(metric, codes, support, num_pairs, generator)
     assert paths.leaves_support is not None
     return UncertaintyReport(
         entropy_on=entropy[0].median().item(),
         entropy_off=entropy[1].median().item(),
-        entropy_rises=_rises(*entropy),
+        entropy_rises=rises.double().mean().item(),
         log_volume_on=volume[0],
         log_volume_off=volume[1],
         num_paths=num_pairs,
@@ -200,11 +202,6 @@ def uncertainty_report(
         num_unused=_num_unused(decoder, on),
         typical_distance=paths.length.median().item(),
     )
-
-
-def _rises(on: Tensor, off: Tensor) -> float:
-    """The probability that a point off the data has more entropy than a code; equal ones count half."""
-    return torch.stack([off[:, None] > on, off[:, None] >= on]).double().mean().item()
 
 
 def _num_unused(decoder: Decoder, codes: Tensor) -> int:

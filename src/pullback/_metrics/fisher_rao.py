@@ -15,8 +15,7 @@ from pullback._decoders.memory import Memory
 from pullback._decoders.probe import has_constants
 from pullback._decoders.pullback import contracted, pulled_back, total
 from pullback._families.divergences import symmetrized_kl
-from pullback._families.information import Information
-from pullback._families.missing import MissingRuleError
+from pullback._families.information import Information, MissingRuleError
 from pullback._families.rules import embed, fisher, squared_chord
 from pullback._metrics.base import Isometric, Metric, per_code
 from pullback._metrics.frame import Coordinates, Frame

@@ -94,7 +94,9 @@ class Graph(abc.ABC):
             found = np.isfinite(routes.total)
             chosen = pairs[found]
             corners, steps = routes.trace(found, self.nodes, start[chosen], stop[chosen])
-            result[chosen, 1:-1] = _resample(corners, steps, num_points)[:, 1:-1]
+            euclidean = corners.diff(dim=1).norm(dim=-1)
+            t = equal_spacing(mixed_steps(steps, euclidean, _EUCLIDEAN_SHARE), num_points)
+            result[chosen, 1:-1] = Polyline(corners)(t)[:, 1:-1]
         result[:, -1] = stop
         return result.reshape(*a.shape[:-1], num_points, a.shape[-1])
 
@@ -212,12 +214,6 @@ def break_ties(lengths: np.ndarray, euclidean: np.ndarray) -> np.ndarray:
     """Adds a millionth of the Euclidean length, in units of the typical Riemannian one."""
     typical = np.median(lengths / euclidean) if len(lengths) else 0
     return lengths + _TIE_BREAK * (typical or 1) * euclidean
-
-
-def _resample(corners: Tensor, steps: Tensor, n: int) -> Tensor:
-    """Points equally spaced in a mixture of the Riemannian lengths ``steps`` and the Euclidean lengths."""
-    euclidean = (corners[:, 1:] - corners[:, :-1]).norm(dim=-1)
-    return Polyline(corners)(equal_spacing(mixed_steps(steps, euclidean, _EUCLIDEAN_SHARE), n))
 
 
 def _probe(metric: Metric, nodes: Tensor, pairs: np.ndarray) -> np.ndarray:

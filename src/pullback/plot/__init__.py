@@ -24,8 +24,7 @@ from pullback._decoders.contract import as_codes, decode
 from pullback._metrics.base import Metric, check_metric
 from pullback._options import check_options
 from pullback._typing import Codes
-from pullback.plot._contributions import contributions
-from pullback.plot._geometry import ClusterPlot, clusters, density, exponential_grid, fan, indicatrices
+from pullback.plot._geometry import ClusterPlot, clusters, contributions, density, exponential_grid, fan, indicatrices
 from pullback.plot._plane import Directions, Plane, remember, shown
 from pullback.plot._raster import Bounds, evaluate, extent, grid
 

@@ -1,4 +1,4 @@
-"""Pictures of what a metric does: its unit circles, its geodesics from a point, densities and clusters on it."""
+"""Pictures of what a metric does: its unit circles, its geodesics from a point, densities, clusters and paths on it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.cbook import normalize_kwargs
 from matplotlib.collections import PathCollection, PolyCollection
+from matplotlib.container import BarContainer
 from matplotlib.contour import QuadContourSet
 from matplotlib.lines import Line2D
 from torch import Tensor
 
 from pullback._decoders.contract import as_codes, real_numbers
+from pullback._geometry.contributions import Contributions
 from pullback._geometry.exponential import exponential
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
@@ -217,6 +219,22 @@ def clusters(
     x, y = as_codes(centers).detach().cpu().T.numpy()
     color = _colors(np.arange(len(x)), cmap)
     return ClusterPlot(points, ax.scatter(x, y, s=160, marker="*", color=color, edgecolors="black", zorder=3))
+
+
+def contributions(found: Contributions, *, num: int = 15, ax: Axes | None = None, **style: Any) -> BarContainer:
+    """Draws the `num` features that add most to the energy of a path, as shares in per cent.
+
+    Args:
+        found: the result of `pullback.contributions`.
+        num: bars to draw.
+        ax: matplotlib axes; new ones by default.
+        **style: passed to `matplotlib.axes.Axes.barh`.
+    """
+    ax = ax or plt.subplots(layout="compressed")[1]
+    rows = found.table(num)[::-1]
+    bars = ax.barh([label for label, _, _ in rows], [100 * share for _, _, share in rows], **style)
+    ax.set_xlabel("share of the energy in per cent")
+    return bars
 
 
 def _colors(labels: np.ndarray, cmap: str) -> np.ndarray:
