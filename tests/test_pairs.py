@@ -53,6 +53,21 @@ def test_an_origin_changes_no_chord(metrics):
         torch.testing.assert_close(chords[1], metric.ds2(a, b), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("metrics", FAMILIES, indirect=True)
+def test_roots_and_slopes_are_those_of_the_pair(metrics):
+    """What the solver multiplies instead of the pair's Jacobians: one map whose products are the metric tensor, and
+    forces pulled back through the coordinates."""
+    generator = torch.Generator().manual_seed(4)
+    z = torch.randn(4, 5, 3, dtype=torch.float64, generator=generator)
+    for metric in metrics:
+        frame = metric.frame_at(z, origin=z[:, :1])
+        (root,) = frame.roots
+        torch.testing.assert_close(torch.einsum("ibnf,jbnf->bnij", root, root), metric.tensor(z))
+        forces = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for x in frame.values]
+        products = [torch.einsum("ibnf,bnf->bni", J, f) for J, f in zip(frame.tangents, forces, strict=True)]
+        torch.testing.assert_close(frame.slopes(forces), products[0] + products[1])
+
+
 def test_the_frame_is_the_metric_tensor():
     metric = pb.FisherRaoMetric(lambda z: Normal(z[..., 0], z[..., 1].exp()))
     z = torch.randn(7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))

@@ -137,7 +137,8 @@ class Metric(abc.ABC):
         z = as_codes(z, self)
         forward = self.has_forward_mode(z)
         if not z.numel() or not self.has_isometric(z):
-            return Frame(z, origin, *jacobian(lambda x: self._maps(x, origin), z, forward=forward), self._maps)
+            values, jacobians = jacobian(lambda x: self._maps(x, origin), z, forward=forward)
+            return Frame(z, origin, values, self._maps, jacobians=jacobians)
         seen: list[Information] = []
         (eta,), (tangents,), maps = jacobian_and_more(lambda x: self._coordinates(x, seen), z, forward=forward)
         root = seen[0].root
@@ -150,7 +151,7 @@ class Metric(abc.ABC):
             push=lambda eta, _origin, u: (root(eta, u),),
             separable=seen[0].separable,
         )
-        return Frame(z, origin, maps, coordinates.pushed(z.ndim - 1), self._maps, coordinates)
+        return Frame(z, origin, maps, self._maps, coordinates)
 
     def _maps(self, z: Tensor, origin: Tensor | None) -> Tensors:
         dual = self.embed(z, origin=origin)

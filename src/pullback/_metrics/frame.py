@@ -12,6 +12,7 @@ sweeps of the first term pass through the decoder alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +35,7 @@ class Coordinates:
         of: the coordinates as a function of the codes.
         push: ``push(eta, origin, u)``, the derivatives of the embedding's maps along tangents ``u``; linear in these.
         separable: whether each number of the only map depends on the coordinate in its own place alone.
+        root: ``root(eta, u)``, tangents in an orthonormal basis of the family, or None.
     """
 
     eta: Tensor
@@ -42,15 +44,16 @@ class Coordinates:
     of: Callable[[Tensor], Tensor]
     push: Callable[[Tensor, Any, Tensor], Tensors]
     separable: bool
+    root: Linear | None = None
 
     def pushed(self, n: int) -> Tensors:
         """The Jacobians of the maps, ``(d, *batch, F)``, for codes of n batch dimensions."""
         return tuple(x.flatten(1 + n) for x in self.push(self.eta, self.origin, self.tangents))
 
-    def inner(self, rows: Tensor) -> Coordinates:
-        """Those at the inner nodes of some curves."""
+    def part(self, rows: Tensor, nodes: slice) -> Coordinates:
+        """Those at some nodes of some curves."""
         origin = None if self.origin is None else self.origin[rows]
-        return replace(self, eta=self.eta[rows, 1:-1], tangents=self.tangents[:, rows, 1:-1], origin=origin)
+        return replace(self, eta=self.eta[rows, nodes], tangents=self.tangents[:, rows, nodes], origin=origin)
 
     def hessians(self, z: Tensor, forces: list[Tensor]) -> Tensor:
         """The Hessians ``(*batch, d, d)`` of the sum over the maps of ``force · map``, forces ``(*batch, F)``."""
@@ -71,15 +74,19 @@ class Coordinates:
         return pulled.detach(), (rows * turn.flatten(n)[..., None, :]) @ rows.mT
 
     def _by_direction(self, n: int, forces: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The same for any embedding, from derivatives of ``f · R(eta) u`` in u, and in eta for the tangents u."""
+        """The same for any embedding, from derivatives of ``f · R(eta) u`` in eta for the tangents u."""
         with torch.enable_grad():
-            u = torch.zeros_like(self.eta, requires_grad=True)
-            (pulled,) = torch.autograd.grad(self._along(n, self.eta, u, forces), u, materialize_grads=True)
             eta = self.eta.detach().expand_as(self.tangents).requires_grad_()
             work = self._along(1 + n, eta, self.tangents, forces)
             (turned,) = torch.autograd.grad(work, eta)
         rows = self.tangents.flatten(1 + n).movedim(0, -2)
-        return pulled, turned.flatten(1 + n).movedim(0, -2) @ rows.mT
+        return self.pulled(n, forces), turned.flatten(1 + n).movedim(0, -2) @ rows.mT
+
+    def pulled(self, n: int, forces: list[Tensor]) -> Tensor:
+        """``Rᵀ f``: the derivative of ``f · R(eta) u`` in u."""
+        with torch.enable_grad():
+            u = torch.zeros_like(self.eta, requires_grad=True)
+            return torch.autograd.grad(self._along(n, self.eta, u, forces), u, materialize_grads=True)[0]
 
     def _along(self, n: int, eta: Tensor, u: Tensor, forces: list[Tensor]) -> Tensor:
         maps = self.push(eta, self.origin, u)
@@ -95,26 +102,51 @@ class Frame:
         z: the codes.
         origin: a code near which rounding is best, broadcastable with ``z``, or None.
         values: the distinct maps, ``(*batch, F)``: one if the embedding is Euclidean, else two.
-        tangents: their Jacobians, ``(d, *batch, F)``.
         maps: the maps as a function of codes and origin.
         coordinates: the family's coordinates, where the maps are known as functions of them.
+        jacobians: the maps' Jacobians, ``(d, *batch, F)``, where they are not.
     """
 
     z: Tensor
     origin: Tensor | None
     values: Tensors
-    tangents: Tensors
     maps: Callable[[Tensor, Tensor | None], Tensors]
     coordinates: Coordinates | None = None
+    jacobians: Tensors = ()
 
-    def inner(self, rows: Tensor) -> Frame:
-        """The frame at the inner nodes of some curves, for its `hessians`."""
-        known = None if self.coordinates is None else self.coordinates.inner(rows)
+    @functools.cached_property
+    def tangents(self) -> Tensors:
+        """The maps' Jacobians, ``(d, *batch, F)``."""
+        return self.jacobians if self.coordinates is None else self.coordinates.pushed(self.z.ndim - 1)
+
+    @functools.cached_property
+    def roots(self) -> Tensors:
+        """Jacobians whose products are the metric tensor: of one map in an orthonormal basis of the family where it
+        has one, which has fewer numbers than a pair and is positive also between nodes that are far apart."""
+        known = self.coordinates
+        if len(self.values) == 1 or known is None or known.root is None:
+            return self.tangents
+        return (known.root(known.eta, known.tangents).flatten(self.z.ndim),)
+
+    def part(self, rows: Tensor, nodes: slice = slice(None)) -> Frame:
+        """The frame at some nodes of some curves."""
+        known = None if self.coordinates is None else self.coordinates.part(rows, nodes)
         origin = None if self.origin is None else self.origin[rows]
-        return Frame(self.z[rows, 1:-1], origin, (), (), self.maps, known)
+        values = tuple(x[rows, nodes] for x in self.values)
+        return Frame(
+            self.z[rows, nodes], origin, values, self.maps, known, tuple(J[:, rows, nodes] for J in self.jacobians)
+        )
+
+    def slopes(self, forces: list[Tensor]) -> Tensor:
+        """Derivatives ``(*batch, d)`` of the mean over the maps of ``2 force · map``."""
+        if len(forces) == 1 or self.coordinates is None:
+            products = [_products(J, f) for J, f in zip(self.tangents, forces, strict=True)]
+            return 2 * torch.stack(products).mean(0)
+        n = self.z.ndim - 1
+        return _products(self.coordinates.tangents.flatten(1 + n), self.coordinates.pulled(n, forces).flatten(n))
 
     def hessians(self, forces: list[Tensor]) -> Tensor:
-        """Hessians ``(*batch, d, d)`` of the mean over the maps of ``2 force · map``, symmetric."""
+        """Hessians ``(*batch, d, d)`` of the same, symmetric."""
         forces = [2 / len(forces) * f for f in forces]
         if self.coordinates is not None:
             blocks = self.coordinates.hessians(self.z, forces)
@@ -125,6 +157,11 @@ class Frame:
     def _work(self, z: Tensor, forces: list[Tensor]) -> Tensor:
         products = [(x * f).sum(-1) for x, f in zip(self.maps(z, self.origin), forces, strict=True)]
         return torch.stack(products).sum(0)
+
+
+def _products(J: Tensor, force: Tensor) -> Tensor:
+    """``Jᵀ force`` for Jacobians ``(d, *batch, F)``, without a copy of them."""
+    return (J.movedim(0, -2) @ force[..., None])[..., 0]
 
 
 def _bent(value: Tensor, x: Tensor) -> Tensor:

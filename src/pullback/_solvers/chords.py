@@ -12,6 +12,9 @@ z_{i+1})`, of order two in the number of segments. For a metric with a dual embe
 
 where A and U are the Gauss-Newton blocks. They need first derivatives of the decoder only, and are the whole Hessian up
 to the second derivatives of :math:`\phi, \psi` weighted by the residual, which `curvature` adds for exact Newton steps.
+Where the family has an orthonormal basis with Jacobians W, :math:`W^\top W = D\phi^\top D\psi`, Gauss-Newton steps
+take :math:`U_i = -2T\, W_i^\top W_{i+1}`: a third of the numbers, equal up to the square of a segment's length, and
+positive semi-definite with A also where segments are long.
 
 A metric that knows only ``tensor`` and ``ds2`` gets the Hessian of :math:`T \sum_i \Delta_i^\top G_i \Delta_i` with
 frozen :math:`G_i = \frac12 (M_i + M_{i+1})`: the step of GEORCE (Rygaard & Hauberg 2025), which is its closed-form
@@ -35,7 +38,7 @@ from pullback._solvers.objective import Expansion, NoEmbeddingError, Objective, 
 # Bytes of decoded points held at a time: on a CPU what stays in its cache, or more where a point has few features and
 # calls cost more than points (benchmarks/geodesics.py, VAE and toy); on an accelerator a share of its memory, of which
 # convolutions take up to seven times as much for their inner layers (benchmarks/gpu_tasks.py).
-_CACHE_BYTES, _FEW_BYTES, _DEVICE_SHARE = 2**24, 2**27, 1 / 16
+_CACHE_BYTES, _FEW_BYTES, _DEVICE_SHARE = 2**25, 2**27, 1 / 16
 _FEW_FEATURES = 64
 
 
@@ -105,7 +108,7 @@ class ChordEnergy(Objective):
 
     def chunk_size(self, nodes: Tensor, copies: int) -> int:
         """Curves that may be decoded at a time, if each point of theirs takes so many times its own memory."""
-        per_curve = nodes.shape[1] * self.num_features * nodes.element_size() * copies * max(1, self.num_parts)
+        per_curve = nodes.shape[1] * self.num_features * nodes.element_size() * copies
         return max(1, self.chunk_bytes // per_curve)
 
     def parts(self, z: Tensor, origin: Tensor) -> tuple[Tensor, ...]:
@@ -138,20 +141,20 @@ class ChordEnergy(Objective):
         frame = self.frame(nodes, nodes[:, :1])
         steps = [x.diff(dim=1) for x in frame.values]
         energy = total_energy(squared(steps))
-        bends = [T * (x[:, :-1] - x[:, 1:]) for x in steps]
+        forces = [T * (x[:, :-1] - x[:, 1:]) for x in reversed(steps)]
         # products of all nodes of all curves in a row, without copies; those between two curves are left out afterward
-        rows = [J.flatten(1, 2).transpose(0, 1) for J in frame.tangents]
-        forces = [torch.nn.functional.pad(x, (0, 0, 1, 1)).flatten(0, 1)[:, None] for x in bends]
-        gradient = _paired(rows, forces).unflatten(0, shape)[:, 1:-1, :, 0]
+        gradient = frame.slopes([torch.nn.functional.pad(x, (0, 0, 1, 1)) for x in forces])[:, 1:-1]
+        rows = [J.flatten(1, 2).transpose(0, 1) for J in frame.roots]
         diagonal = 2 * T * _paired(rows, rows).unflatten(0, shape)[:, 1:-1]
-        next_ = _paired([J[:-1] for J in rows], [J[1:] for J in rows])
-        upper = -T * torch.nn.functional.pad(next_, (0, 0, 0, 0, 0, 1)).unflatten(0, shape)[:, 1:-2]
+        upper = _between(rows, shape)
         curvature = torch.zeros_like(diagonal)
         if exact.any():
-            rows = exact.nonzero()[:, 0]
-            inner = frame.inner(rows)
-            self.work.add(inner.z.shape[:2].numel() * 3 * (1 + inner.z.shape[-1]))
-            curvature[rows] = inner.hessians([x[rows] for x in reversed(bends)])
+            some = exact.nonzero()[:, 0]
+            self.work.add(some.numel() * (T - 1) * 3 * (1 + nodes.shape[-1]))
+            curvature[some] = frame.part(some, slice(1, -1)).hessians([x[some] for x in forces])
+            if len(frame.roots) < len(frame.values):
+                rows = [J.flatten(1, 2).transpose(0, 1) for J in frame.part(some).tangents]
+                upper[some] = _between(rows, (some.numel(), T + 1))
         return Expansion(energy, gradient, diagonal, upper, curvature)
 
     def _expand_by_tensor(self, nodes: Tensor) -> Expansion:
@@ -199,6 +202,12 @@ def lerp_nodes(nodes: Tensor, factor: int) -> Tensor:
     w = torch.arange(factor, dtype=nodes.dtype, device=nodes.device)[:, None] / factor
     pieces = torch.lerp(nodes[:, :-1, None], nodes[:, 1:, None], w).flatten(1, 2)
     return torch.cat([pieces, nodes[:, -1:]], 1)
+
+
+def _between(rows: list[Tensor], shape: tuple[int, int] | torch.Size) -> Tensor:
+    """The blocks between neighboring inner nodes, ``(B, T - 2, d, d)``, from Jacobians of all nodes in a row."""
+    blocks = _paired([J[:-1] for J in rows], [J[1:] for J in rows])
+    return (1 - shape[1]) * torch.nn.functional.pad(blocks, (0, 0, 0, 0, 0, 1)).unflatten(0, shape)[:, 1:-2]
 
 
 def _paired(left: list[Tensor], right: list[Tensor]) -> Tensor:

@@ -37,9 +37,6 @@ from pullback._typing import Float
 # the VAE of benchmarks/geodesics.py.
 DEGREE = 8
 NODES = DEGREE + 1
-# Equally spaced nodes for each node of an element, through which the spline is returned: it then has the energy of the
-# element to 1e-5 (test_elements_and_chords_agree).
-EVEN = 4
 
 
 @dataclass(frozen=True)
@@ -204,16 +201,7 @@ def placed(points: Tensor, num_segments: int) -> Tensor:
 
 def halved(nodes: Tensor) -> Tensor:
     """The nodes of elements half as long on the same curves."""
-    return _by_element("halves", nodes)
-
-
-def evened(nodes: Tensor) -> Tensor:
-    """The same curves by nodes at equal times, `EVEN` times as many."""
-    return _by_element("even", nodes)
-
-
-def _by_element(name: str, nodes: Tensor) -> Tensor:
-    new = table(name, nodes) @ split(nodes)
+    new = table("halves", nodes) @ split(nodes)
     return torch.cat([new.flatten(1, 2), nodes[:, -1:]], 1)
 
 
@@ -225,8 +213,7 @@ def table(name: str, like: Tensor) -> Tensor:
     - ``"spectrum"``: from values at the nodes to the coefficients of Legendre polynomials
     - ``"slopes"``: from values at the nodes to derivatives by the share
     - ``"stiffness"``: S
-    - ``"halves"``, ``"even"``: from values at the nodes to those at the nodes of its halves, and at equally spaced
-      times; without the last
+    - ``"halves"``: from values at the nodes to those at the nodes of its halves, without the last
     """
     return _table(name, like.dtype, like.device)
 
@@ -245,7 +232,6 @@ def _table(name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         "slopes": 2 * slopes,
         "stiffness": slopes.T @ (weights[:, None] * slopes),
         "halves": legendre.legvander(np.concatenate([x[:-1] - 1, x[:-1] + 1]) / 2, DEGREE) @ coefficients,
-        "even": legendre.legvander(np.linspace(-1, 1, EVEN * DEGREE + 1)[:-1], DEGREE) @ coefficients,
     }
     with torch.inference_mode(False):
         return torch.as_tensor(tables[name], dtype=dtype, device=device)

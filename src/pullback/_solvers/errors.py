@@ -51,17 +51,6 @@ def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tens
     return 0.5 * (found.error + rest + descent.remaining / scale)  # half that of the energy
 
 
-def element_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, change: Tensor) -> Tensor:
-    """The same for elements, whose energy changes by the share `change` on finer ones.
-
-    Twice the change bounds what a minimum of the approximate energy has above the true one; mostly it is a tenth.
-    """
-    scale = _scale(paths, found)
-    unsteady = (found.energy - found.length.square()).clamp_min(0) / scale
-    estimate = 0.5 * torch.maximum(change, unsteady) + descent.remaining / scale
-    return torch.where(worse, (found.energy - paths.energy).abs() / scale, estimate)
-
-
 def piece_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor) -> Tensor:
     """The same for straight pieces, which have order two."""
     scale = _scale(paths, found)

@@ -81,4 +81,4 @@ class GaussNewton(Solver):
             min_segments=self.min_segments,
             max_segments=self.max_segments,
         )
-        return Refinement.of(chords, plan, nodes).run(nodes)
+        return Refinement(chords, plan).run(nodes)

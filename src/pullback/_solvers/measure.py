@@ -8,18 +8,12 @@ import torch
 from torch import Tensor
 
 from pullback._numerics.spline import refine
-from pullback._solvers import elements
 from pullback._solvers.chords import ChordEnergy, lerp_nodes, total_energy, total_length
-from pullback._solvers.elements import ElementEnergy
 from pullback._solvers.objective import NOISE
-from pullback._solvers.plan import FINE_SEGMENTS
 
 # Ratios of the errors at T and 2T segments that count as the four of theory (VAE: between them all smooth paths,
 # outside kinks).
 _LEAST_RATIO, _LARGEST_RATIO = 3.0, 5.0
-# Segments on which a curve in elements is measured at least, as thinner walls are stepped over; and up to which paths
-# stay in elements that do not fit them yet (VAE).
-ELEMENT_SEGMENTS = FINE_SEGMENTS // 2
 # Part of the last change that the finer of two levels still lacks at order four, each with twice the segments.
 FOURTH_ORDER = 1 / (2**4 - 1)
 
@@ -56,16 +50,6 @@ def measure_pieces(chords: ChordEnergy, nodes: Tensor, substeps: int) -> Measure
     energy, length = total_energy(fine), total_length(fine)
     error = _relative((energy - total_energy(coarse)).abs(), energy)
     return Measurement(energy, length, error, length, error.isnan())
-
-
-def measure_elements(energy: ElementEnergy, nodes: Tensor, solved: Tensor) -> tuple[Measurement, Tensor]:
-    """Measures curves on shorter elements; also the relative change from the energy they were `solved` with."""
-    fine = elements.halved(nodes)
-    while fine.shape[1] <= ELEMENT_SEGMENTS:
-        fine = elements.halved(fine)
-    found, length = energy.measure(fine, elements.equal_times(fine))
-    change = _relative((found - solved).abs(), found)
-    return Measurement(found, length, torch.zeros_like(found), length, torch.isfinite(change)), change
 
 
 def romberg(coarse: Tensor, middle: Tensor, fine: Tensor, *, linear: bool = False) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pullback._solvers.chords import ChordEnergy
-from pullback._solvers.elements import DEGREE
 
 # Relative error of the length aimed at by default: small decoders cost little, and large ones are certain of less.
 # Between a thousand and four thousand numbers per point and derivatives it grows from a quarter of the second to the
@@ -22,8 +21,6 @@ _FIRST_STEPS, COARSE_STEPS, _COARSE_NODES = 7, 15, 2560
 # take them with others on finer levels (benchmarks/geodesics_gpu.py; finer levels than these would decode too much,
 # trained VAE with d = 2).
 _DEVICE_STEPS = (4, 3)
-# Dimensions up to which the blocks of an element cost less than decoding its nodes (VAE with d = 2 and 8).
-_FEW_DIMENSIONS = 4
 # Segments from which on a level is fine: the walled regime begins with as many pieces, and paths that start from a
 # graph with as many segments, since fewer would forget which of two valleys it chose (toy problem).
 FINE_SEGMENTS = 64
@@ -47,7 +44,6 @@ class Plan:
         min_segments: segments of the coarsest level.
         max_segments: segments of the finest level.
         width: numbers that a decoded point and its derivatives are.
-        use_elements: whether curves are made of polynomial elements.
         guided: whether paths start from more than a line.
         on_device: whether the batch is on an accelerator, which waits for calls and not for points.
     """
@@ -60,7 +56,6 @@ class Plan:
     min_segments: int
     max_segments: int
     width: int
-    use_elements: bool
     guided: bool
     on_device: bool
 
@@ -80,9 +75,6 @@ class Plan:
         """The plan for paths that start from ``nodes``; two nodes are a straight line."""
         width = chords.width(nodes)
         expensive, guided = width > _EXPENSIVE, nodes.shape[1] > 2
-        few = nodes.shape[-1] <= _FEW_DIMENSIONS and chords.num_parts > 0 and min_segments >= DEGREE
-        on_device = nodes.device.type != "cpu"
-        use_elements = expensive and few and not on_device
         if guided and not expensive:
             min_segments = max(min_segments, min(FINE_SEGMENTS, max_segments // 4))
         usual = ROUGH_RTOL * min(1.0, width / _VERY_EXPENSIVE) if expensive else _RTOL
@@ -90,7 +82,7 @@ class Plan:
         usual = max(usual, torch.finfo(nodes.dtype).eps ** 0.5)
         aim, given = (usual, False) if rtol is None else (rtol, True)
         limits = budget, max_steps, min_segments, max_segments
-        return cls(aim, given, max(accept, aim), *limits, width, use_elements, guided, on_device)
+        return cls(aim, given, max(accept, aim), *limits, width, guided, nodes.device.type != "cpu")
 
     @property
     def expensive(self) -> bool:
@@ -122,7 +114,7 @@ class Plan:
         first, coarse = _FIRST_STEPS, COARSE_STEPS
         if self.on_device and level <= 2 * self.min_segments:
             first, coarse = _DEVICE_STEPS
-        elif self.expensive and not self.use_elements:
+        elif self.expensive:
             coarse = max(coarse, _COARSE_NODES // (level + 1))
         return min(first if level == self.min_segments else coarse, self.max_steps)
 

@@ -6,10 +6,6 @@ belongs to the path, not to its discretization, so levels can be compared. It co
 fifteenth of its last change estimates the error that is left; when that is below the tolerance the curve is finished,
 else it goes on with twice the segments.
 
-Where decoding is expensive and codes have few dimensions, curves are made of *elements* instead of chords
-(`pullback._solvers.elements`). Paths that 32 nodes of these do not fit go on with chords, and come back once chords
-behave as theory says.
-
 A sharp wall in the metric breaks this. Where a decoder changes and changes back within less than a segment, no chord
 sees it; minimizing the chord energy then *draws* the nodes to both sides of the wall. The measurement notices: the path
 has far more energy on 4T segments than on T. Such a level is discarded, and the curve continues in the *walled* regime:
@@ -28,12 +24,10 @@ from torch import Tensor
 from pullback._curves.curve import Polyline
 from pullback._curves.steps import nearly_equal
 from pullback._numerics.rows import take
-from pullback._solvers import elements
 from pullback._solvers.base import Solution, Status
 from pullback._solvers.chords import ChordEnergy, total_energy, total_length
-from pullback._solvers.elements import ElementEnergy
-from pullback._solvers.errors import element_error, judge, piece_error, spline_error
-from pullback._solvers.measure import ELEMENT_SEGMENTS, measure_elements, measure_pieces, measure_spline
+from pullback._solvers.errors import judge, piece_error, spline_error
+from pullback._solvers.measure import measure_pieces, measure_spline
 from pullback._solvers.newton import Descent, Minimizer
 from pullback._solvers.paths import Paths, assemble, cut_pieces, join, keep_better
 from pullback._solvers.pieces import PieceEnergy
@@ -41,7 +35,7 @@ from pullback._solvers.plan import FINE_SEGMENTS, START_SEGMENTS, Plan
 
 Key = tuple[int, int]  # what paths are made of on a level, and its number of segments
 LevelResult = tuple[Paths, dict[Key, Paths]]  # the paths that are finished, and the others by the level they go to
-_CHORDS, _ELEMENTS, _PIECES = range(3)
+_CHORDS, _PIECES = range(2)
 
 # A level is blind if finer chords see more than so many times the energy that its own do (toy problem).
 _BLIND = 1.15
@@ -52,8 +46,6 @@ _FIRST_RTOL, _SHARE = 1e-3, 1e-2
 _EUCLIDEAN = 1e-2
 # Part of `accept` to which walled levels are solved (toy problem).
 _WALLED_SHARE = 0.25
-# Change of the energy on finer elements up to which they fit a path (VAE).
-_CLOSE = 0.1
 # By how much the energy of a level's path may be above that of the last (toy problem).
 _SLACK = 1e-4
 # Length of a path, in units of the rounding of decoded points, below which chords on a hundred segments are not known
@@ -67,17 +59,11 @@ class Refinement:
 
     chords: ChordEnergy
     plan: Plan
-    elements: ElementEnergy | None  # where curves are made of them
-
-    @classmethod
-    def of(cls, chords: ChordEnergy, plan: Plan, nodes: Tensor) -> Refinement:
-        """The descent of curves that start from ``nodes``."""
-        return cls(chords, plan, ElementEnergy(chords) if plan.use_elements else None)
 
     def run(self, nodes: Tensor) -> Solution:
         """Takes each curve from level to level until it is finished."""
         waiting, done = self._start(nodes)
-        levels = {_CHORDS: self._chord_level, _ELEMENTS: self._element_level, _PIECES: self._piece_level}
+        levels = {_CHORDS: self._chord_level, _PIECES: self._piece_level}
         while waiting:
             key = min(waiting)
             finished, groups = levels[key[0]](join(waiting.pop(key)))
@@ -90,8 +76,7 @@ class Refinement:
     def _start(self, nodes: Tensor) -> tuple[dict[Key, list[Paths]], list[Paths]]:
         """Sends each start path to the coarsest level whose chords see what finer ones see; some are done at once."""
         plan = self.plan
-        factor = 2 if plan.use_elements else 4  # elements are measured on many points in any case
-        num_segments = min(START_SEGMENTS, plan.max_segments) if plan.guided else factor * plan.min_segments
+        num_segments = min(START_SEGMENTS, plan.max_segments) if plan.guided else 4 * plan.min_segments
         start = Polyline(nodes).resample(num_segments + 1)
         chords = self.chords.chords(start, num_segments // plan.min_segments)
         energies = torch.stack([total_energy(c) for c in chords])
@@ -103,8 +88,7 @@ class Refinement:
         waiting = {}
         for k in skipped[~ready].unique().tolist():
             level = plan.min_segments * 2**k
-            smooth = (_ELEMENTS if plan.use_elements and level <= ELEMENT_SEGMENTS else _CHORDS, level)
-            key = (_PIECES, plan.walled_segments) if k and level >= FINE_SEGMENTS else smooth
+            key = (_PIECES, plan.walled_segments) if k and level >= FINE_SEGMENTS else (_CHORDS, level)
             waiting.setdefault(key, []).append(self._prepared(take(paths, ~ready & (skipped == k)), key))
         return waiting, [take(paths, ready)]
 
@@ -142,7 +126,7 @@ class Refinement:
     def _chord_level(self, paths: Paths) -> LevelResult:
         """Solves one level of chords; returns the curves that are finished, and the others by the level they go to."""
         level = paths.nodes.shape[1] - 1
-        descent = self._minimum(self.chords, paths)
+        descent = self._minimum(paths)
         found = measure_spline(self.chords, descent.nodes)
         blind = found.energy > _BLIND * descent.energy
         worse = blind | ~(found.energy <= paths.energy * (1 + _SLACK + found.error))
@@ -151,36 +135,15 @@ class Refinement:
         new.status, done = judge(self.plan, new, paths, worse, found.asymptotic)
         done |= _stuck_after_walls(new, paths, descent, worse)
         walled = blind & (level >= self.plan.blind_segments) & ~paths.was_walled
-        fit = found.asymptotic & ~worse & ~paths.was_walled & self.plan.use_elements
-        routes = {
-            (_PIECES, self.plan.walled_segments): walled,
-            (_ELEMENTS, 2 * level): ~walled & fit,
-            (_CHORDS, 2 * level): ~walled & ~fit,
-        }
+        routes = {(_PIECES, self.plan.walled_segments): walled, (_CHORDS, 2 * level): ~walled}
         return take(new, done), self._routed(new, done, routes)
 
-    def _element_level(self, paths: Paths) -> LevelResult:
-        """The same in elements; back to chords where the decoder is not smooth enough for them."""
-        level, energy = paths.nodes.shape[1] - 1, self.elements
-        assert energy is not None
-        descent = self._minimum(energy, paths, elements.equal_times(paths.nodes))
-        found, change = measure_elements(energy, descent.nodes, descent.energy)
-        worse = ~((change <= _CLOSE) & (found.energy <= paths.energy * (1 + _SLACK + change)))
-        error = element_error(paths, descent, found, worse, change)
-        new = keep_better(paths, descent, found, worse, error, elements.evened(descent.nodes))
-        new.status, done = judge(self.plan, new, paths, worse)
-        stay = ~worse | (level < ELEMENT_SEGMENTS)
-        return take(new, done), self._routed(new, done, {(_ELEMENTS, 2 * level): stay, (_CHORDS, 2 * level): ~stay})
-
-    def _minimum(
-        self, objective: ChordEnergy | ElementEnergy, paths: Paths, constants: Tensor | None = None
-    ) -> Descent:
+    def _minimum(self, paths: Paths) -> Descent:
         """The minima of a level, solved to some of the error of the last."""
         least = self.plan.solve_rtol
         rtol = (_SHARE * paths.error).nan_to_num(_FIRST_RTOL).clamp(least, max(least, _FIRST_RTOL))
         minimizer = Minimizer(self.plan.steps(paths.nodes.shape[1] - 1))
-        start = paths.nodes, paths.damping, rtol
-        return minimizer.run(objective, *start, constants=constants, certified=paths.certified)
+        return minimizer.run(self.chords, paths.nodes, paths.damping, rtol, certified=paths.certified)
 
     def _piece_level(self, paths: Paths) -> LevelResult:
         """The same with straight pieces, each measured in many chords; then back to chords, if they can see now."""
@@ -212,9 +175,8 @@ class Refinement:
     def _prepared(self, paths: Paths, key: Key) -> Paths:
         """The paths with the nodes of a level."""
         kind, level = key
-        nodes = elements.placed(paths.points, level) if kind == _ELEMENTS else paths.on(level)
         unknown = torch.full_like(paths.error, torch.nan)
-        return replace(paths, nodes=nodes, error=unknown if kind == _PIECES else paths.error)
+        return replace(paths, nodes=paths.on(level), error=unknown if kind == _PIECES else paths.error)
 
 
 def _stuck_after_walls(new: Paths, old: Paths, descent: Descent, worse: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class Job:
             status[converged(status)] = Status.CONVERGED
             again = ((status != Status.CONVERGED) & (status != Status.BAD_END_POINT)).nonzero()[:, 0]
             if len(again) and self._graph is not None:
-                length[again], status[again] = self._paths(a[again], b[again], [None, self._graph])
+                length[again], status[again] = self._paths(a[again], b[again], self._graph)
         length[status != Status.CONVERGED] = torch.nan
         return length.cpu().numpy(), status.to(torch.int8).cpu().numpy()
 

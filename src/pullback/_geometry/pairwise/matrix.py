@@ -21,13 +21,14 @@ from pullback._options import check_options
 from pullback._solvers.base import ConvergenceError, Solver
 from pullback._typing import Array, Float
 
-# Pairs solved together, by the kind of device. On a core 64 take 23 ms per pair and 256 take 10 (--batch of
-# benchmarks/distances.py). On a GPU the few hard pairs of a batch take some hundred steps.
-BATCH = {"cpu": 1024, "cuda": 65536}
+# Pairs solved together. On a core 64 take 23 ms per pair and 256 take 10 (--batch of benchmarks/distances.py). On a GPU
+# the few hard pairs of a batch take some hundred steps, however many the others are: as many as a part of its memory
+# holds (--all of the same, a trained VAE with d = 2).
+_BATCH = {"cpu": 1024, "cuda": 2**19}
+_DEVICE_SHARE = 0.25
 # Codes on the side of a block: about 64 blocks per side, between these limits. A block is what a killed process loses.
 _BLOCKS_PER_SIDE = 64
-_SMALLEST_BLOCK = {"cpu": 32, "cuda": 512}
-_LARGEST_BLOCK = 512
+_BLOCK_LIMITS = {"cpu": (32, 512), "cuda": (1024, 1024)}
 # Share of the machine's memory that a matrix may take.
 _MEMORY_SHARE = 0.5
 
@@ -74,7 +75,7 @@ def pairwise_distances(
             are copied to them.
         out: a folder for the matrix. Needs ``pip install 'pullback[scale]'``.
         block_size: codes on the side of a block.
-        batch_size: pairs solved together, by default 1,024, and 65,536 on a GPU. Smaller ones need less memory.
+        batch_size: pairs solved together, by default 1,024, and on a GPU as many as fit a quarter of its memory.
         errors: "nan" gives pairs that fail NaN and warns once, "raise" stops at the first.
 
     Returns:
@@ -100,8 +101,7 @@ def pairwise_distances(
     first, second = Z.detach(), (Z if Y is None else Y).detach()
     size = default_block_size(max(len(first), len(second)), kind) if block_size is None else block_size
     plan = MatrixPlan(len(first), len(second), size, symmetric=Y is None)
-    batch_size = batch_size or BATCH.get(kind, BATCH["cuda"])
-    job = Job(metric, first, second, plan, solver_or_default(solver), init, batch_size)
+    job = Job(metric, first, second, plan, solver_or_default(solver), init, batch_size or default_batch_size(first))
     engine = Engine(n_jobs, client, devices and [str(device) for device in devices])
     blocks = list(job.plan.blocks())
     if out is None:
@@ -132,9 +132,26 @@ def default_block_size(num_codes: int, device_type: str) -> int:
     >>> [default_block_size(n, "cpu") for n in (100, 10_000, 1_000_000)]
     [32, 256, 512]
     """
-    least = _SMALLEST_BLOCK.get(device_type, _SMALLEST_BLOCK["cuda"])
+    least, most = _BLOCK_LIMITS.get(device_type, _BLOCK_LIMITS["cuda"])
     wanted = 1 << max(0, num_codes // _BLOCKS_PER_SIDE).bit_length()
-    return min(max(wanted, least), _LARGEST_BLOCK)
+    return min(max(wanted, least), most)
+
+
+def default_batch_size(codes: Tensor) -> int:
+    """Pairs solved together.
+
+    Where the device is what limits them, a pair takes the memory of its finest curve and of its Hessian on some 32
+    segments, four times each.
+
+    >>> default_batch_size(torch.zeros(1, 2))
+    1024
+    """
+    most = _BATCH.get(codes.device.type, _BATCH["cuda"])
+    if codes.device.type != "cuda":
+        return most
+    d, available = codes.shape[1], _DEVICE_SHARE * torch.cuda.get_device_properties(codes.device).total_memory
+    per_pair = 4 * codes.element_size() * (1024 * d + 32 * d**2)
+    return max(1, min(most, int(available / per_pair)))
 
 
 def _check(shard: tuple[int, int] | None, out: object) -> None:

@@ -28,7 +28,7 @@ from pullback._geometry.pairwise.bounds import nearest_in_position, positions
 from pullback._geometry.pairwise.connectivities import fuzzy_union
 from pullback._geometry.pairwise.job import Job, Starts
 from pullback._geometry.pairwise.manifest import manifest
-from pullback._geometry.pairwise.matrix import BATCH
+from pullback._geometry.pairwise.matrix import default_batch_size
 from pullback._geometry.pairwise.plan import ListPlan
 from pullback._geometry.pairwise.run import Engine, run
 from pullback._geometry.pairwise.store import DistanceStore, clean, open_writer, unfinished
@@ -154,7 +154,7 @@ def neighbors(
     most = min(len(Z) - own, max_candidates or _CANDIDATES * k)
     candidates = _candidates(metric, asked.detach(), Z.detach(), k, max(k, most), own)
     engine = Engine(n_jobs, client, devices and [str(device) for device in devices])
-    batch = batch_size or BATCH.get(Z.device.type, BATCH["cuda"])
+    batch = batch_size or default_batch_size(Z)
     nothing = ListPlan(np.zeros(0, int), np.zeros(0, int), _BLOCK)
     job = Job(metric, asked.detach(), Z.detach(), nothing, solver_or_default(solver), init, batch)
     return _Search(job, engine, candidates, k, None if out is None else Path(out), errors).run()
