@@ -135,7 +135,7 @@ def test_elements_and_chords_agree():
 
 
 def test_kinks():
-    """Rectified units are not smooth on any scale; the error says so, and the path is as good as one from a coarser start."""
+    """Rectified units are not smooth on any scale; the error says so, and paths are as good as from a coarser start."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(2, 24), nn.ReLU(), nn.Linear(24, COPIES)).to(DOUBLE).requires_grad_(False)
     metric = pb.FisherRaoMetric(lambda z: Bernoulli(logits=3 * model(z)))
