@@ -84,10 +84,9 @@ def half_plane(
     """
 
     def root(eta: Tensor, u: Tensor) -> Tensor:
-        if shear == 0:
-            # one product, without copies of the tangents
-            return u * (torch.tensor([a**0.5, c**0.5], dtype=eta.dtype, device=eta.device) / eta[..., 1:])
-        return _root(u[..., 0] + shear * u[..., 1], u[..., 1], eta[..., 1], a, c)
+        scales = torch.tensor([a**0.5, c**0.5], dtype=eta.dtype, device=eta.device) / eta[..., 1:]
+        # without a shear one product, and no copies of the tangents
+        return scales * (u if shear == 0 else torch.stack([u[..., 0] + shear * u[..., 1], u[..., 1]], -1))
 
     def values(eta: Tensor, eta0: Tensor) -> Dual:
         step = eta - eta0

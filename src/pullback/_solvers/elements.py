@@ -28,7 +28,6 @@ from numpy.polynomial import legendre
 from torch import Tensor
 
 from pullback._numerics.rows import concatenate, take
-from pullback._numerics.spline import evaluate
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.objective import Expansion, Objective
 from pullback._typing import Float
@@ -51,20 +50,14 @@ class ElementEnergy(Objective):
         return True
 
     def energy(self, nodes: Tensor, constants: Tensor) -> Tensor:
-        return self.measure(nodes, constants)[0]
-
-    def measure(self, nodes: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
-        """Energies and lengths, each ``(B,)``."""
         size = self.chords.chunk_size(nodes, 4)
-        chunks = zip(nodes.split(size), times.split(size), strict=True)
-        energies, lengths = zip(*(self._measure(*chunk) for chunk in chunks), strict=True)
-        return torch.cat(energies), torch.cat(lengths)
+        chunks = zip(nodes.split(size), constants.split(size), strict=True)
+        return torch.cat([self._energy(*chunk) for chunk in chunks])
 
-    def _measure(self, nodes: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+    def _energy(self, nodes: Tensor, times: Tensor) -> Tensor:
         slopes = [table("slopes", nodes) @ x for x in self.images(nodes)]
         squares = (slopes[0] * slopes[-1]).sum(-1)
-        weights = table("weights", nodes)
-        return (squares @ weights / times).sum(-1), (squares.clamp_min(0).sqrt() @ weights).sum(-1)
+        return (squares @ table("weights", nodes) / times).sum(-1)
 
     def images(self, nodes: Tensor) -> tuple[Tensor, ...]:
         """The maps of the embedding at the nodes of each element, ``(B, K, p + 1, F)``, measured from its first
@@ -188,15 +181,6 @@ def equal_times(nodes: Tensor) -> Tensor:
     """The times of elements that last equally long, ``(B, K)``."""
     K = nodes.shape[1] // DEGREE
     return torch.full((len(nodes), K), 1 / K, dtype=nodes.dtype, device=nodes.device)
-
-
-def placed(points: Tensor, num_segments: int) -> Tensor:
-    """The nodes of elements that last equally long, `num_segments` and one, on the splines through ``points``."""
-    K = num_segments // DEGREE
-    inner = torch.arange(K, dtype=points.dtype, device=points.device)[:, None] + table("points", points)[:-1]
-    nodes = evaluate(points, inner.flatten() / K * (points.shape[1] - 1))
-    nodes[:, 0] = points[:, 0]
-    return torch.cat([nodes, points[:, -1:]], 1)
 
 
 def halved(nodes: Tensor) -> Tensor:

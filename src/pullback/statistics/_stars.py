@@ -24,7 +24,8 @@ from pullback._decoders.contract import unvalidated
 from pullback._geometry.geodesic import Geodesic
 from pullback._metrics.connection import filtered_inverse
 from pullback._solvers.chords import ChordEnergy
-from pullback._solvers.elements import DEGREE, ElementEnergy, Local, equal_times, halved, placed
+from pullback._solvers.elements import DEGREE, ElementEnergy, Local, equal_times, halved
+from pullback._solvers.mesh import placed, uniform
 from pullback.statistics._paths import ROUGH, Paths
 
 # Elements of a path: as many as its solver used, at most four; refined, at most sixteen, which resolve the walls of
@@ -224,7 +225,7 @@ class ElementStar(Star):
         with torch.no_grad(), unvalidated():
             for K in range(1, _MOST + 1):
                 rows = (counts == K).nonzero()[:, 0]
-                nodes = placed(points[rows], DEGREE * K) if len(rows) else None
+                nodes = placed(points[rows], uniform(len(rows), points, K)) if len(rows) else None
                 if nodes is None:
                     continue
                 blind = (found._errors(nodes) > _BLIND) & (2 * K <= _MOST)
