@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import pullback as pb
 from helpers import ring, support_at
-from pullback._decoders.support import translated_sigmoid
 
 F64 = torch.float64
 
@@ -137,11 +136,14 @@ def test_distance_costs_a_fraction_of_decoding():
     assert flops(decoder) < flops(wrapped.observed) < 1.01 * flops(decoder)
 
 
-def test_translated_sigmoid():
-    """s(0) = sigmoid(-7), s(7b) = 1/2, and the logit is linear in the distance with slope 1/b, b = softplus(β)."""
+def test_the_slider_is_a_translated_sigmoid():
+    """s(0) = sigmoid(-7), s(7b) = 1/2, and the logit is linear in the squared distance with slope 1/b, b =
+    softplus(β)."""
+    support = support_at(torch.zeros(1, 1, dtype=F64))
+    fading = pb.Reweighted(lambda z: Bernoulli(logits=z), support, beta=-2.5, smooth=False)
     width = math.log1p(math.exp(-2.5))
-    s = translated_sigmoid(torch.tensor([0.0, 7 * width, 9 * width], dtype=F64), beta=-2.5)
-    torch.testing.assert_close(torch.logit(s), torch.tensor([-7.0, 0.0, 2.0], dtype=F64))
+    z = torch.tensor([[0.0], [7 * width], [9 * width]], dtype=F64).sqrt()
+    torch.testing.assert_close(torch.logit(fading.slider(z)), torch.tensor([-7.0, 0.0, 2.0], dtype=F64))
 
 
 def test_refuses_codes_it_cannot_fit():

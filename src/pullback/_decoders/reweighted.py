@@ -16,9 +16,13 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pullback._decoders.contract import Decoder, decode
-from pullback._decoders.support import Support, translated_sigmoid
+from pullback._decoders.support import Support
+from pullback._families.fading import unsqueezed
 from pullback._families.rules import blend, most_uncertain
 from pullback._typing import Float
+
+# Of the slider, as the paper has it (Arvanitidis et al. 2022; Detlefsen et al. 2019).
+_SHIFT = 7.0
 
 
 class Reweighted(nn.Module):
@@ -77,8 +81,9 @@ class Reweighted(nn.Module):
         return self._faded(self.decoder(z), z)
 
     def slider(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
-        """s(z): about 0.001 at the centers of the support, 1 far from them."""
-        return translated_sigmoid(self.support.distance2(z, smooth=self.smooth), self.beta)
+        r"""s(z): :math:`\mathrm{sigmoid}(-7) \approx 10^{-3}` at the centers of the support, 1 far from them."""
+        distance2 = self.support.distance2(z, smooth=self.smooth)
+        return torch.sigmoid(distance2 / nn.functional.softplus(self.beta) - _SHIFT)
 
     def _faded(self, p: Distribution, z: Tensor) -> Distribution:
         q = self.target(z) if callable(self.target) else self.target or most_uncertain(p)
@@ -88,9 +93,9 @@ class Reweighted(nn.Module):
                 "of one family can be blended. Give a target of that family, wrapped like it (Independent, Product)."
             )
         s = self.slider(z)
-        return blend(p, q, s[(...,) + (None,) * (len(p.batch_shape) - s.ndim)])
+        return blend(p, q, unsqueezed(s, len(p.batch_shape) - s.ndim))
 
 
 def _automatic_beta(support: Support) -> Tensor:
-    width = torch.maximum(support.border, support.scale.square()) / 7
+    width = torch.maximum(support.border, support.scale.square()) / _SHIFT
     return torch.log(torch.expm1(width))

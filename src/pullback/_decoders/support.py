@@ -151,17 +151,6 @@ def squared_distances(z: Float[Tensor, "*batch d"], points: Float[Tensor, "k d"]
     return z.square().sum(-1, keepdim=True) - nn.functional.linear(z, 2 * points, -points.square().sum(-1))
 
 
-def translated_sigmoid(distance2: Tensor, beta: float | Tensor, c: float = 7.0) -> Tensor:
-    r"""The paper's slider from 0 on the data to 1 far away: :math:`\mathrm{sigmoid}(D / b - c)`,
-    :math:`b = \mathrm{softplus}(\beta)`.
-
-    It is :math:`\mathrm{sigmoid}(-7) \approx 10^{-3}` at the centers and one half where the squared distance is 7 b.
-    Arvanitidis et al. 2022, appendix on uncertainty; Detlefsen et al. 2019.
-    """
-    width = nn.functional.softplus(torch.as_tensor(beta, dtype=distance2.dtype, device=distance2.device))
-    return torch.sigmoid(distance2 / width - c)
-
-
 def _num_centers(num_codes: int, num_distinct: int, num_centers: int | None) -> int:
     if num_distinct < 2:
         raise ValueError(

@@ -154,11 +154,13 @@ class Metric(abc.ABC):
         return Frame(z, origin, maps, self._maps, coordinates)
 
     def _maps(self, z: Tensor, origin: Tensor | None) -> Tensors:
+        """The distinct maps of the embedding, precise near `origin`."""
         dual = self.embed(z, origin=origin)
         if dual is None:
             raise NotImplementedError(
-                f"{type(self).__name__} has no embedding at these codes, so it has no frame. Register one for the "
-                "family with @pullback.embed.register, or implement embed."
+                f"{type(self).__name__} has no embedding at these codes: its family has none, or a parameter that must "
+                "be constant (a total count, degrees of freedom) varies with the code. Register one with "
+                "@pullback.embed.register, implement embed, or use pullback.ScoreMetric for this decoder."
             )
         return dual[:1] if dual[0] is dual[1] else dual
 

@@ -131,7 +131,7 @@ class Embedding:
             return None
         pair = dual[0] is not dual[1]
         return cls(
-            lambda origin: _embedding(metric, origin if pair else None),
+            lambda origin: functools.partial(metric._maps, origin=origin if pair else None),
             (0.5, 0.5) if pair else (1.0,),
             dual[0].shape[-1],
             metric if root else None,
@@ -177,21 +177,6 @@ def _flat_coordinates(metric: Metric) -> Map:
         parts = natural_and_mean(observe(metric.decoder, x.reshape(-1, x.shape[-1])))
         assert parts is not None
         return tuple(part.reshape(*x.shape[:-1], -1) for part in parts)
-
-    return maps
-
-
-def _embedding(metric: Metric, origin: Tensor | None) -> Map:
-    """The distinct maps of the metric's dual embedding, precise near `origin`."""
-
-    def maps(x: Tensor) -> tuple[Tensor, ...]:
-        dual = metric.embed(x, origin=origin)
-        if dual is None:
-            raise ValueError(
-                "The metric has an embedding at some codes and none at others. A parameter that must be constant (a "
-                "total count, degrees of freedom) varies with the code: use pullback.ScoreMetric for this decoder."
-            )
-        return dual[:1] if dual[0] is dual[1] else dual
 
     return maps
 
