@@ -21,7 +21,7 @@ from problems import PROBLEMS, sphere
 from pullback.statistics import _land_fit as land_fit
 from pullback.statistics import _surrogate as surrogate
 from pullback.statistics._land_fit import Problem, View
-from pullback.statistics._normalization import Cloud, best_precision, importance_sample, log_base
+from pullback.statistics._normalization import Cloud, best_precision, best_product, importance_sample, log_base
 from pullback.statistics._paths import Flat, Paths
 from pullback.statistics._surrogate import KnownRadii
 
@@ -82,7 +82,7 @@ class TestFlatSpace:
         codes = gaussian_codes(80)
         matrix = torch.tensor([[2.0, 0.3], [0.0, 0.5], [1.0, 1.0]], dtype=DOUBLE)
         metric = pb.FisherRaoMetric(lambda z: Normal(z @ matrix.mT, 1.0))
-        settings = {"random_state": 0, "num_points": 256, "tol": 1e-7, "background": False}
+        settings = {"random_state": 0, "num_points": 256, "tol": 1e-7, "gaussian_factor": False}
         flat, linear = (pb.statistics.LAND(m, **settings).fit(codes) for m in (None, metric))
         torch.testing.assert_close(linear.means_, flat.means_, atol=1e-3, rtol=0)
         torch.testing.assert_close(linear.precisions_, flat.precisions_, rtol=0.02, atol=1e-3)
@@ -125,7 +125,7 @@ class TestNormalization:
         exact = np.log(2 * np.pi * polar_constant(gamma, np.sinh, 10))
         noise = 0.5 * torch.randn(200, 2, dtype=DOUBLE, generator=source())
         codes = torch.stack([noise[:, 0], noise[:, 1].exp()], -1)
-        sample = importance_sample(volume(HALF_PLANE.metric), [codes], 1024, 0)
+        sample = importance_sample(volume(HALF_PLANE.metric), codes, 1024, 0)
         known = (sample.log_weight > -torch.inf) & (sample.z[:, 1] > 0)
         r = torch.full_like(sample.log_weight, 100.0)
         r[known] = HALF_PLANE.distance(mean.expand(int(known.sum()), 2), sample.z[known])
@@ -183,6 +183,17 @@ class TestNormalization:
         torch.testing.assert_close(0.5 * (moment - fitted) + prior, torch.zeros_like(moment), rtol=0, atol=1e-6)
         torch.testing.assert_close(fitted, moment, rtol=0.05, atol=0)
 
+    @pytest.mark.parametrize("d", [2, 5])
+    def test_both_factors_have_half_the_precision_where_space_is_flat(self, d):
+        """Their product is the Gaussian of the codes; neither is told from the other."""
+        codes = gaussian_codes(d=d)
+        (mean, covariance), sample = moments(codes), importance_sample(volume(Flat()), codes, 2048, 3)
+        precision, factor = best_product(sample, sample.z - mean, covariance, (mean, covariance))
+        torch.testing.assert_close(factor.mean, mean, rtol=0, atol=1e-3)
+        root = torch.linalg.cholesky(covariance)
+        for half in (precision, factor.precision):
+            torch.testing.assert_close(root.mT @ half @ root, 0.5 * torch.eye(d, dtype=DOUBLE), rtol=0, atol=1e-3)
+
     def test_precisions_stay_positive_when_the_data_fill_the_box(self):
         v = 2 * torch.rand(4000, 2, dtype=DOUBLE, generator=source()) - 1
         precision = best_precision(Cloud(v, torch.zeros(4000, dtype=DOUBLE)), 0.5 * torch.eye(2, dtype=DOUBLE))
@@ -190,7 +201,7 @@ class TestNormalization:
 
     def test_calibrated_weights_integrate_the_gaussian_of_the_codes(self):
         codes = gaussian_codes()
-        sample = importance_sample(volume(Flat()), [codes], 256, 3)
+        sample = importance_sample(volume(Flat()), codes, 256, 3)
         mean, covariance = moments(codes)
         p = (MultivariateNormal(mean, covariance).log_prob(sample.z) + sample.log_weight).exp()
         torch.testing.assert_close(p.sum(), torch.tensor(1.0, dtype=DOUBLE), rtol=1e-5, atol=0)
@@ -206,11 +217,8 @@ def curved():
     codes = codes + 0.15 * torch.randn(120, 2, dtype=DOUBLE, generator=source(1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return (
-            metric,
-            codes,
-            pb.statistics.LAND(metric, random_state=0, num_points=512, max_iter=12, base_measure="volume").fit(codes),
-        )
+        settings = {"num_points": 512, "max_iter": 12, "base_measure": "volume", "gaussian_factor": False}
+        return metric, codes, pb.statistics.LAND(metric, random_state=0, **settings).fit(codes)
 
 
 class TestCurvedSpace:
@@ -234,14 +242,16 @@ class TestCurvedSpace:
         """The likelihood of the codes falls when the mean is moved by a fifth of a standard deviation, whatever the
         way."""
         metric, codes, _ = curved
-        problem = Problem(Paths(metric), codes, importance_sample(volume(metric), [codes], 512, 7), 1e-6)
-        found = land_fit.fit(problem, codes[:1], tol=1e-4, max_iter=30)
+        problem, sample = Problem(Paths(metric), codes), importance_sample(volume(metric), codes, 512, 7)
+        found = land_fit.fit(problem, codes[:1], [sample], torch.ones_like(codes[:, :1]), tol=1e-4, max_iter=30)
         assert found.converged
         assert found.bounds == sorted(found.bounds)
         (best,), r = found.components, torch.full((len(codes),), 1 / len(codes), dtype=DOUBLE)
         axes = 0.2 * torch.linalg.inv(torch.linalg.cholesky(best.precision))
         for step in torch.cat([axes, -axes]):
-            assert land_fit.component_at(problem, best.mean + step, r).cost(r) > best.cost(r) - 1e-3
+            assert (
+                land_fit.component_at(problem, best.mean + step, r, sample).cost(codes, r) > best.cost(codes, r) - 1e-3
+            )
 
     def test_saving_keeps_the_density(self, curved, tmp_path):
         metric, codes, model = curved

@@ -224,7 +224,7 @@ def _exact(land: LAND, metric: pb.Metric, codes: Codes, settings: Settings) -> d
 def _land(metric: pb.Metric, codes: Codes, settings: Settings, num: int, **options: Any) -> LAND:
     defaults = {
         "base_measure": "lebesgue",
-        "background": False,
+        "gaussian_factor": False,
         "tol": settings.tol,
         "max_iter": settings.max_iter,
         "num_points": settings.num_points,

@@ -4,19 +4,17 @@ Arvanitidis, Hansen and Hauberg, *A locally adaptive normal distribution* (NeurI
 (2006). The density is
 
 .. math:: p(z) = \frac{1}{C(\mu, \Gamma)} \exp\bigl(-\tfrac12\, \mathrm{Log}_\mu(z)^\top\, \Gamma\,
-          \mathrm{Log}_\mu(z)\bigr) ,
+          \mathrm{Log}_\mu(z)\bigr)\, \exp\bigl(-\tfrac12 (z - m)^\top \Lambda\, (z - m)\bigr) ,
 
-a Gaussian in the distances of the metric, with respect to one of two base measures: dz, or the Riemannian volume
-:math:`\sqrt{\det M(z)}\, dz` as in these papers. How it is normalized is told in `_normalization.py`, how it is fitted
-in `_land_fit.py`.
+the papers' without the second factor: a Gaussian in the distances of the metric, with respect to one of two base
+measures: dz, or the Riemannian volume :math:`\sqrt{\det M(z)}\, dz` as in these papers. How it is normalized is told in
+`_normalization.py`, how it is fitted in `_land_fit.py`.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
-from dataclasses import replace
 from typing import Any, Self, get_args
 
 import numpy as np
@@ -32,27 +30,15 @@ from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback._solvers.gauss_newton import GaussNewton
 from pullback.statistics._estimator import Array, Estimator, like
-from pullback.statistics._land_fit import (
-    Component,
-    Fit,
-    Problem,
-    View,
-    draw,
-    first_means,
-    fit,
-    inner_halves,
-    log_joint,
-    nearest,
-)
+from pullback.statistics._land_fit import Component, Fit, Problem, View, draw, first_means, fit, nearest
 from pullback.statistics._normalization import (
     FEW_DIMENSIONS,
     NUM_REPLICATES,
     BaseMeasure,
     Cloud,
+    Factor,
     LogBase,
     Proposal,
-    Sample,
-    gaussian_of,
     importance_sample,
     log_base,
     quadratic,
@@ -69,8 +55,6 @@ _TOO_MANY_FAILED, _TOO_UNCERTAIN = 0.1, 0.1
 _FINAL = 2
 # Between the seeds of different samples.
 _FRESH = 10_000
-# Rounds for the weights in the end, each of which costs nothing.
-_WEIGHT_STEPS, _LEAST_WEIGHT = 200, 1e-6
 # Points that stand for where the density has its mass.
 _NUM_KERNELS = 512
 
@@ -80,8 +64,8 @@ class LAND(DensityMixin, Estimator):
 
     With ``metric=None`` it is a Gaussian mixture. Otherwise its level sets follow the shortest paths, and so the data,
     if the metric knows where they are (`pullback.Extrapolated`). Where it does not, distances say less about the codes
-    than coordinates do, and a LAND alone would predict them worse than a Gaussian: so the Gaussian of all codes stands
-    beside the components and takes part in the fit.
+    than coordinates do, and a LAND alone would predict them worse than a Gaussian: so each component is multiplied by a
+    Gaussian of the coordinates, which is fitted with it. Where distances say nothing, that factor is all of it.
 
     Args:
         metric: the geometry; None for flat space.
@@ -92,11 +76,11 @@ class LAND(DensityMixin, Estimator):
             ``"volume"``, the Riemannian volume :math:`\sqrt{\det M}\, dz`: a property of the geometry, the same in
             whatever coordinates. The walls that `pullback.Extrapolated` puts around the data have a large volume, and
             get much of the mass.
-        background: whether the Gaussian of all codes in flat space is one more component of the density. False for the
-            LAND of the paper.
+        gaussian_factor: whether components have the factor :math:`\exp(-\tfrac12 (z - m)^\top \Lambda (z - m))`. False
+            for the LAND of the paper.
         tol: the fit stops when the mean log-likelihood of a code rises by less.
         max_iter: steps of the fit, at most.
-        num_points: points that the normalization constants are estimated with while fitting, by default 512, or 64 d;
+        num_points: points that the normalization constants are estimated with while fitting, by default 512, or 16 d²;
             up to eight times as many in the end, until their standard error is below 0.01.
         reg_covar: added to the diagonal of the second moments of the logarithms.
         init_means: means ``(K, d)`` to start from, those of a fit under a cheaper metric for instance; None for
@@ -108,10 +92,12 @@ class LAND(DensityMixin, Estimator):
         random_state: of the initial means, of the points above, and of `sample`.
 
     Attributes:
-        weights_: ``(K,)``; with `background_weight_`, that of the Gaussian of all codes, they sum to one.
+        weights_: ``(K,)``.
         means_: ``(K, d)``.
         precisions_: :math:`\Gamma_k`, ``(K, d, d)``, in the coordinates of the tangents at the means; `covariances_`
             are their inverses.
+        factor_means_: m of the Gaussian factors, ``(K, d)``.
+        factor_precisions_: their :math:`\Lambda`, ``(K, d, d)``, zero if there are none.
         log_normalizers_: :math:`\log C(\mu_k, \Gamma_k)`, ``(K,)``.
         log_normalizer_se_: their standard errors.
         codes_: those fitted to, ``(n, d)``.
@@ -134,7 +120,7 @@ class LAND(DensityMixin, Estimator):
         n_components: int = 1,
         *,
         base_measure: BaseMeasure = "lebesgue",
-        background: bool = True,
+        gaussian_factor: bool = True,
         tol: float = 1e-3,
         max_iter: int = 30,
         num_points: int | None = None,
@@ -147,7 +133,7 @@ class LAND(DensityMixin, Estimator):
         self.metric = metric
         self.n_components = n_components
         self.base_measure: BaseMeasure = base_measure
-        self.background = background
+        self.gaussian_factor = gaussian_factor
         self.tol = tol
         self.max_iter = max_iter
         self.num_points = num_points
@@ -170,34 +156,24 @@ class LAND(DensityMixin, Estimator):
             raise ValueError(f"base_measure is {self.base_measure!r}; choose 'volume' or 'lebesgue'.")
         source = as_generator(self.random_state, codes.device)
         seed = int(torch.randint(2**20, (1,), generator=source, device=codes.device))
-        num = max(512, 64 * codes.shape[1]) if self.num_points is None else self.num_points
+        num = max(512, 16 * codes.shape[1] ** 2) if self.num_points is None else self.num_points
         self.codes_ = like(given.clone(), X)
         with torch.no_grad():
             paths = self._known_paths(refresh=True)
             means = self._first_means(paths.on(given), codes, source)
             r = nearest(paths, codes, means)
-            r = inner_halves(codes, r) if self.background and not paths.is_flat else r
-            problem = self._problem(paths, codes, [codes[chosen > 0] for chosen in r.unbind(1)], num, seed)
-            found = fit(problem, means, tol=self.tol, max_iter=self.max_iter, r=r)
+            groups = [codes[chosen > 0] for chosen in r.unbind(1)]
+            # too few codes have no covariance
+            groups = [group if len(group) > 2 * codes.shape[1] else codes for group in groups]
+            seeds = range(seed, seed + NUM_REPLICATES * len(groups), NUM_REPLICATES)
+            samples = [importance_sample(self._log_base, z, num, k) for z, k in zip(groups, seeds, strict=True)]
+            problem = Problem(paths, codes, self.reg_covar, self.gaussian_factor and not paths.is_flat)
+            found = fit(problem, means, samples, r, tol=self.tol, max_iter=self.max_iter)
             self._finish(problem, found, _FINAL * num, seed + _FRESH, X)
             far = max(_far_share(problem, self._log_base, c, seed) for c in found.components)
         _warn(found, self.max_iter)
         _warn_of_noise(float(self.log_normalizer_se_.max()), far, self.base_measure)
         return self
-
-    def _problem(self, paths: Paths, codes: Tensor, groups: list[Tensor], num: int, seed: int) -> Problem:
-        """What the fit needs to know; in flat space nothing stands beside the components, and the sample stays."""
-        base = functools.partial(log_base, paths, self.base_measure)
-        sample = importance_sample(base, groups, num, seed, everything=codes if self.background else None)
-        if paths.is_flat:
-            return Problem(paths, codes, sample, self.reg_covar)
-        beside = gaussian_of(codes).log_prob(codes) - base(codes) if self.background else None
-        seeds = itertools.count(seed + NUM_REPLICATES, NUM_REPLICATES)
-
-        def redraw(points: Tensor) -> Sample:
-            return importance_sample(base, [points], num, next(seeds), everything=codes)
-
-        return Problem(paths, codes, sample, self.reg_covar, beside, redraw)
 
     def _known_paths(self, refresh: bool = False) -> Paths:
         """How paths are found: with a lattice over the codes in up to three dimensions, in the precision of the codes.
@@ -222,9 +198,8 @@ class LAND(DensityMixin, Estimator):
         own = self.base_measure == "lebesgue"
         with torch.no_grad():
             base = self._log_base(z.double())
-            value = torch.logaddexp(self._log_joint(z.double()).logsumexp(1) + base, self._log_background(z.double()))
             # there is no density where there is no metric
-            value = torch.where(base == -torch.inf, base, value)
+            value = torch.where(base == -torch.inf, base, self._log_joint(z.double()).logsumexp(1) + base)
             if lebesgue is False or not (own or lebesgue):
                 volume = self._known_paths().log_volume(z.double())
                 value = torch.where(value == -torch.inf, value, value - volume)
@@ -252,12 +227,6 @@ class LAND(DensityMixin, Estimator):
             raise ValueError(f"n_samples is {n_samples}; ask for at least one.")
         source = as_generator(self.random_state)
         z, joint = self._rejected(n_samples, source)
-        if self.background_weight_ > 0:
-            chosen = torch.rand(n_samples, dtype=torch.float64, generator=source) < self.background_weight_
-            gaussian, rows = gaussian_of(torch.as_tensor(self.codes_).double()), chosen.nonzero()[:, 0]
-            noise = torch.randn(len(rows), z.shape[1], dtype=z.dtype, generator=source).to(z)
-            z[rows] = gaussian.loc + noise @ gaussian.scale_tril.mT
-            joint[rows] = self._log_joint(z[rows]) if len(rows) else joint[rows]
         label = torch.multinomial(joint.softmax(1), 1, generator=source)[:, 0]
         return like(z, self.means_), like(label, self.means_)
 
@@ -273,15 +242,13 @@ class LAND(DensityMixin, Estimator):
         """Sets the attributes; the normalization constants are computed once more, with new points, where the mass
         is.
         """
-        base = self._log_base
-        known, totals = _where_the_mass_is(problem, found, base, seed), []
+        known, totals = _where_the_mass_is(problem, found, self._log_base, seed), []
         for k, (c, some) in enumerate(zip(found.components, known, strict=True)):
-            totals.append(_normalizer(problem.paths, base, c, some, num, seed + (k + 1) * _FRESH))
+            totals.append(_normalizer(problem.paths, self._log_base, c, some, num, seed + (k + 1) * _FRESH))
         precisions = torch.stack([c.precision for c in found.components])
-        exact = [replace(c, log_normalizer=total) for c, (total, _) in zip(found.components, totals, strict=True)]
-        weights = _weights(problem, exact, found.weights)
-        self.weights_ = like(weights, X)
-        self.background_weight_ = 0.0 if problem.log_background is None else float((1 - weights.sum()).clamp_min(0))
+        self.weights_ = like(found.weights, X)
+        self.factor_means_ = like(torch.stack([c.factor.mean for c in found.components]), X)
+        self.factor_precisions_ = like(torch.stack([c.factor.precision for c in found.components]), X)
         self.means_ = like(torch.stack([c.mean for c in found.components]), X)
         self.precisions_, self.covariances_ = like(precisions, X), like(torch.linalg.inv(precisions), X)
         self.log_normalizers_ = like(torch.stack([total for total, _ in totals]), X)
@@ -292,21 +259,14 @@ class LAND(DensityMixin, Estimator):
     def _log_base(self, z: Tensor) -> Tensor:
         return log_base(self._known_paths(), self.base_measure, z)
 
-    def _log_background(self, z: Tensor) -> Tensor:
-        """What the Gaussian of all codes adds to the density with respect to dz, ``(n,)``."""
-        if self.background_weight_ == 0:
-            return torch.full_like(z[:, 0], -torch.inf)
-        gaussian = gaussian_of(torch.as_tensor(self.codes_).to(z))
-        return gaussian.log_prob(z) + np.log(self.background_weight_)
-
     def _log_joint(self, z: Tensor) -> Tensor:
         """log w_k p_k(z), of shape ``(n, K)``."""
-        means, precisions, totals, weights = (
-            torch.as_tensor(a).to(z) for a in (self.means_, self.precisions_, self.log_normalizers_, self.weights_)
-        )
-        rows = zip(means, precisions, totals, strict=True)
-        joint = [-0.5 * quadratic(View.of(self._known_paths(), m, z).v, p) - c for m, p, c in rows]
-        return torch.stack(joint, 1) + weights.log()
+        names = ("means", "precisions", "factor_means", "factor_precisions", "log_normalizers")
+        rows = zip(*(torch.as_tensor(getattr(self, f"{name}_")).to(z) for name in names), strict=True)
+        joint = [
+            Factor(f, g).log(z) - 0.5 * quadratic(View.of(self._known_paths(), m, z).v, p) - c for m, p, f, g, c in rows
+        ]
+        return torch.stack(joint, 1) + torch.as_tensor(self.weights_).to(z).log()
 
     def _rejected(self, n: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
         """Codes and their joint log-densities, by rejection from kernels at `points_`; the bound rises as in
@@ -325,25 +285,6 @@ class LAND(DensityMixin, Estimator):
         return kept[:n, :d], kept[:n, d:-1]
 
 
-def _weights(problem: Problem, components: list[Component], weights: Tensor) -> Tensor:
-    """Weights of the greatest likelihood, now that the normalization constants are known better.
-
-    Components that gain less on the background than they have parameters, per code, would lose on other codes (Akaike
-    1974): they are left with next to nothing.
-    """
-    for _ in range(_WEIGHT_STEPS):
-        weights = log_joint(problem, components, weights).softmax(1)[:, : len(components)].mean(0)
-        # components keep a weight that has a logarithm
-        weights = weights.clamp_min(_LEAST_WEIGHT)
-    if problem.log_background is not None:
-        gain = (log_joint(problem, components, weights).logsumexp(1) - problem.log_background).mean()
-        d = problem.codes.shape[1]
-        num_parameters = len(components) * (1 + d + d * (d + 1) // 2)
-        if gain < num_parameters / len(problem.codes):
-            return torch.full_like(weights, _LEAST_WEIGHT)
-    return weights
-
-
 def _normalizer(
     paths: Paths, base: LogBase, component: Component, known: KnownRadii, num: int, seed: int
 ) -> tuple[Tensor, Tensor]:
@@ -351,7 +292,12 @@ def _normalizer(
     if paths.is_flat:
         value = 0.5 * (len(component.mean) * np.log(2 * np.pi) - torch.logdet(component.precision))
         return value, torch.zeros_like(value)
+    base = functools.partial(_tilted, base, component.factor)
     return log_normalizer(base, functools.partial(_radii, paths, component), known, num, seed)
+
+
+def _tilted(base: LogBase, factor: Factor, z: Tensor) -> Tensor:
+    return base(z) + factor.log(z)
 
 
 def _radii(paths: Paths, component: Component, z: Tensor) -> Tensor:
@@ -369,18 +315,15 @@ def _where_the_mass_is(problem: Problem, found: Fit, base: LogBase, seed: int) -
     """
     num, known = -(-_NUM_KERNELS // len(found.components)), []
     for k, c in enumerate(found.components):
-        group = draw(c.sample.z, c.mass, num)
-        if problem.codes.shape[1] > FEW_DIMENSIONS:
-            # points are too sparse there to guess anything between them
-            z, radius = torch.cat([problem.codes, c.sample.z]), _radius(c.view.v, c.precision)
-            known.append(KnownRadii(group, z, radius, problem.codes))
-            continue
-        first = seed + 1 + k * NUM_REPLICATES
-        sample = importance_sample(base, [group], 2 * len(c.sample.z), first, adapted=True, everything=problem.codes)
-        cloud = Cloud(View.of(problem.paths, c.mean, sample.z).v, sample.log_weight)
-        points = torch.cat([group, draw(sample.z, cloud.log_terms(c.precision).softmax(0), num)])
-        radius = _radius(torch.cat([c.v, c.cloud.v, cloud.v]), c.precision)
-        known.append(KnownRadii(points, torch.cat([problem.codes, c.sample.z, sample.z]), radius, problem.codes))
+        z, v, points = torch.cat([problem.codes, c.sample.z]), c.view.v, draw(c.sample.z, c.mass, num)
+        # in more dimensions points are too sparse to guess anything between them
+        if problem.codes.shape[1] <= FEW_DIMENSIONS:
+            tilted = functools.partial(_tilted, base, c.factor)
+            finer = importance_sample(tilted, points, 2 * len(c.sample.z), seed + 1 + k * NUM_REPLICATES, adapted=True)
+            cloud = Cloud(View.of(problem.paths, c.mean, finer.z).v, finer.log_weight)
+            points = torch.cat([points, draw(finer.z, cloud.log_terms(c.precision).softmax(0), num)])
+            z, v = torch.cat([z, finer.z]), torch.cat([v, cloud.v])
+        known.append(KnownRadii(points, z, _radius(v, c.precision)))
     return known
 
 
@@ -404,7 +347,7 @@ def _warn(found: Fit, max_iter: int) -> None:
 
 def _far_share(problem: Problem, base: LogBase, component: Component, seed: int) -> float:
     """The mass in a shell beyond all points of the sample, as a share of C: next to nothing unless C is infinite."""
-    if problem.paths.is_flat:
+    if problem.paths.is_flat or problem.gaussian_factor:
         return 0.0
     sample = shell(base, problem.codes, seed)
     cloud = Cloud(View.of(problem.paths, component.mean, sample.z).v, sample.log_weight)

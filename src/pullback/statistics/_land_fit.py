@@ -1,12 +1,12 @@
 r"""Greatest likelihood for mixtures of locally adaptive normal densities.
 
-Expectation maximization: responsibilities of the components for the codes (and of a given density that may stand beside
-them), then for each component one step uphill on its part of the likelihood, with codes weighted by responsibility,
+Expectation maximization: responsibilities of the components for the codes, then for each component one step uphill on
+its part of the likelihood, with codes weighted by responsibility,
 
 .. math:: \phi(\mu, \Gamma) = \tfrac12 \sum_n r_n \mathrm{Log}_\mu(x_n)^\top \Gamma\, \mathrm{Log}_\mu(x_n) + \log
           C(\mu, \Gamma).
 
-For a given mean the best precision is found at once (`best_precision`), so the descent is in the mean alone. Its
+For a given mean the best precision is found at once (`Family`), so the descent is in the mean alone. Its
 direction is first that of Arvanitidis et al. (2016), the mean logarithm of the data less that of the density,
 :math:`\sum_n r_n \mathrm{Log}_\mu(x_n) - \mathbb{E}_{\mu,\Gamma}[\mathrm{Log}_\mu(z)]`, which takes
 :math:`D_\mu \mathrm{Log}_\mu = -1`: a whole step is Newton's where space is flat. Elsewhere it vanishes near the
@@ -14,13 +14,12 @@ minimum, not at it. So when it helps no more, :math:`D_\mu \mathrm{Log}_\mu` is 
 squared distances or by differences, and the steps become those of a quasi-Newton method. All are judged by
 :math:`\phi` itself, and shortened where that did not fall.
 
-The integral C is a sum over points around the component. When the component has become so narrow, or has moved so far,
-that few of them count, new ones are drawn where it is now (adaptive importance sampling; Cappé et al. 2004).
+A Gaussian factor of the coordinates, if there is one, is found together with the precision; for the mean it is part of
+the base measure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,7 +29,7 @@ from pullback._metrics.connection import filtered_inverse
 from pullback._starts.graph import Graph
 from pullback._starts.lattice import Lattice
 from pullback.statistics._clustering import GeodesicKMeans, greedy_medoids, swap_medoids
-from pullback.statistics._normalization import Cloud, Sample, best_precision, gaussian_of, quadratic
+from pullback.statistics._normalization import Cloud, Factor, Sample, best_precision, best_product, moments, quadratic
 from pullback.statistics._paths import Paths
 from pullback.statistics._stars import LogStar, Star, star
 
@@ -44,11 +43,6 @@ _DIFFERENCE = 0.05
 _STEEPEST = 10.0
 # Codes among which the first means are chosen: 2,016 pairs in a graph take about a second.
 _MAX_SEEDS = 64
-# Share of the points of a sample that must count (effective sample size), points around which a new one is drawn, and
-# rounds of expectation maximization between two steps of the means, which cost next to nothing. Choices.
-_TOO_FEW, _NUM_DRAWN, _MAX_SETTLING = 0.15, 512, 20
-# Least weight of the background, so that it has a logarithm.
-_LEAST = 1e-12
 # Promised decrease of the energy, relative, at which paths that follow a mean count as solved; and steps for that.
 _SETTLED, _MAX_RELAXATIONS = 1e-4, 3
 
@@ -84,13 +78,6 @@ class View:
         gap = -0.5 * found.slope.to(mean) - line @ M
         return cls(line + gap @ filtered_inverse(M), rays.converged, rays)
 
-    def replaced(self, first: int, new: View) -> View:
-        """The view with other points from the number `first` on."""
-        rows = torch.arange(first, len(self.v), device=self.v.device)
-        star = None if self.star is None or new.star is None else self.star.replaced(rows, new.star)
-        v, converged = torch.cat([self.v[:first], new.v]), torch.cat([self.converged[:first], new.converged])
-        return View(v, converged, star)
-
     def derivative(self, paths: Paths, mean: Tensor) -> Tensor | None:
         r"""The derivatives ``(m, d, d)`` of the tangents in the mean, by the Hessians H of half the squared distances.
 
@@ -107,36 +94,24 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What stays the same during a fit.
-
-    Attributes:
-        paths: how paths are found.
-        codes: ``(n, d)``.
-        sample: that normalizes at first.
-        reg_covar: added to second moments.
-        log_background: the log-density ``(n,)`` of what stands beside the components, with respect to the base measure.
-        redraw: a sample around given points; None if the first is to stay.
+    """What stays the same during a fit: how paths are found, codes ``(n, d)``, what is added to second moments, and
+    whether components have a Gaussian factor.
     """
 
     paths: Paths
     codes: Tensor
-    sample: Sample
-    reg_covar: float
-    log_background: Tensor | None = None
-    redraw: Callable[[Tensor], Sample] | None = None
-
-    def contains(self, z: Tensor) -> bool:
-        """Whether a point lies where the first sample does."""
-        return bool(((z >= self.sample.z.amin(0)) & (z <= self.sample.z.amax(0))).all())
+    reg_covar: float = 1e-6
+    gaussian_factor: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Component:
-    """One normal density: mean, precision, log C, the sample it is normalized with, and the logarithms of the codes and
-    the sample at its mean."""
+    """One normal density: mean, precision, Gaussian factor, log C, the sample it is normalized with, and the logarithms
+    of the codes and the sample at its mean. The factor is part of the weights of the cloud."""
 
     mean: Tensor
     precision: Tensor
+    factor: Factor
     log_normalizer: Tensor
     sample: Sample
     v: Tensor
@@ -148,23 +123,21 @@ class Component:
         """The share of each point of the sample in C."""
         return self.cloud.log_terms(self.precision).softmax(0)
 
-    @property
-    def count(self) -> float:
-        """For how large a share of the points the sample counts."""
-        return float(1 / self.mass.square().sum()) / len(self.sample.z)
-
-    def log_density(self) -> Tensor:
+    def log_density(self, codes: Tensor) -> Tensor:
         """Of the codes, with respect to the base measure."""
-        return -0.5 * quadratic(self.v, self.precision) - self.log_normalizer
+        return self.factor.log(codes) - 0.5 * quadratic(self.v, self.precision) - self.log_normalizer
 
-    def cost(self, r: Tensor) -> float:
-        return float(-(r @ self.log_density()))
+    def contains(self, z: Tensor) -> bool:
+        """Whether a point lies where the sample does."""
+        return bool(((z >= self.sample.z.amin(0)) & (z <= self.sample.z.amax(0))).all())
+
+    def cost(self, codes: Tensor, r: Tensor) -> float:
+        return float(-(r @ self.log_density(codes)))
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Components, their weights ``(K,)``, which lack that of the background of one, and how the fit went: the mean
-    log-likelihood after every step."""
+    """Components, their weights ``(K,)``, and how the fit went: the mean log-likelihood after every step."""
 
     components: list[Component]
     weights: Tensor
@@ -202,52 +175,21 @@ class Pace:
     rests: bool = False
 
 
-def fit(problem: Problem, means: Tensor, *, tol: float, max_iter: int, r: Tensor | None = None) -> Fit:
-    """Expectation maximization from the given means, until the mean log-likelihood rises by less than `tol`.
-
-    It starts from responsibilities r, ``(n, K)``, by default those of the nearest mean.
+def fit(problem: Problem, means: Tensor, samples: list[Sample], r: Tensor, *, tol: float, max_iter: int) -> Fit:
+    """Expectation maximization from means with samples and responsibilities ``(n, K)``, until the mean log-likelihood
+    rises by less than `tol`.
     """
-    r = nearest(problem.paths, problem.codes, means) if r is None else r
-    components = [component_at(problem, mean, _share(r[:, k])) for k, mean in enumerate(means)]
+    components = [component_at(problem, m, _share(p), s) for m, p, s in zip(means, r.unbind(1), samples, strict=True)]
     weights, paces = r.mean(0), [Pace(exact=problem.paths.is_flat)] * len(means)
-    bounds, done = [log_joint(problem, components, weights).logsumexp(1).mean().item()], False
+    bounds, done = [float(_log_joint(problem, components, weights).logsumexp(1).mean())], False
     while not done and len(bounds) <= max_iter:
-        components, weights, r = _settle(problem, components, weights, tol)
+        r = _log_joint(problem, components, weights).softmax(1)
+        weights = r.mean(0)
         moved = [_improve(problem, c, _share(r[:, k]), paces[k], tol) for k, c in enumerate(components)]
         components, paces = [c for c, _ in moved], [pace for _, pace in moved]
-        bounds.append(log_joint(problem, components, weights).logsumexp(1).mean().item())
+        bounds.append(float(_log_joint(problem, components, weights).logsumexp(1).mean()))
         done = all(pace.rests for pace in paces) and bounds[-1] - bounds[-2] < tol
     return Fit(components, weights, bounds, done)
-
-
-def _settle(
-    problem: Problem, components: list[Component], weights: Tensor, tol: float
-) -> tuple[list[Component], Tensor, Tensor]:
-    """Weights and precisions while the means stay, which takes no new path unless a sample has to be drawn anew."""
-    last = -torch.inf
-    for k in range(_MAX_SETTLING if problem.log_background is not None else 1):
-        r = log_joint(problem, components, weights).softmax(1)[:, : len(components)]
-        weights = r.mean(0)
-        if k or problem.log_background is not None:
-            components = [_with_precision(c, problem, _share(r[:, j])) for j, c in enumerate(components)]
-            components = [_covered(problem, c, _share(r[:, j])) for j, c in enumerate(components)]
-        now = log_joint(problem, components, weights).logsumexp(1).mean().item()
-        if now - last < tol:
-            break
-        last = now
-    return components, weights, r
-
-
-def _covered(problem: Problem, component: Component, r: Tensor) -> Component:
-    """The component with a new sample if few points of the old one count."""
-    if problem.redraw is None or component.count > _TOO_FEW:
-        return component
-    half = max(_NUM_DRAWN // 2, len(component.mean) + 1)
-    where = [draw(problem.codes, r, half), draw(component.sample.z, component.mass, half)]
-    sample, n = problem.redraw(torch.cat(where)), len(problem.codes)
-    view = component.view.replaced(n, View.of(problem.paths, component.mean, sample.z))
-    cloud = Cloud(view.v[n:], sample.log_weight)
-    return _with_precision(replace(component, sample=sample, cloud=cloud, view=view), problem, r)
 
 
 def draw(points: Tensor, mass: Tensor, num: int) -> Tensor:
@@ -256,31 +198,30 @@ def draw(points: Tensor, mass: Tensor, num: int) -> Tensor:
     return points[torch.searchsorted(mass.cumsum(0) / mass.sum(), grid).clamp_max(len(points) - 1)]
 
 
-def component_at(
-    problem: Problem, mean: Tensor, r: Tensor, last: View | None = None, sample: Sample | None = None
-) -> Component:
+def component_at(problem: Problem, mean: Tensor, r: Tensor, sample: Sample, last: View | None = None) -> Component:
     """The component at a mean with the precision that suits the codes, weighted by r, best."""
-    n, sample = len(problem.codes), problem.sample if sample is None else sample
+    n = len(problem.codes)
     view = View.of(problem.paths, mean, torch.cat([problem.codes, sample.z]), last)
     cloud, one = Cloud(view.v[n:], sample.log_weight), torch.eye(len(mean)).to(mean)
-    return _with_precision(Component(mean, one, mean[0], sample, view.v[:n], cloud, view), problem, r)
+    none = Factor(mean, torch.zeros_like(one))
+    return _with_precision(Component(mean, one, none, mean[0], sample, view.v[:n], cloud, view), problem, r)
 
 
 def _with_precision(component: Component, problem: Problem, r: Tensor) -> Component:
-    precision = best_precision(component.cloud, _moment(component, problem, r))
-    total = component.cloud.log_normalizer(precision)[0]
-    return replace(component, precision=precision, log_normalizer=total)
+    moment, cloud, factor = _moment(component, problem, r), component.cloud, component.factor
+    if problem.gaussian_factor:
+        sample = component.sample
+        precision, factor = best_product(sample, cloud.v, moment, moments(problem.codes, r))
+        cloud = Cloud(cloud.v, sample.log_weight + factor.log(sample.z))
+    else:
+        precision = best_precision(cloud, moment)
+    total = cloud.log_normalizer(precision)[0]
+    return replace(component, precision=precision, factor=factor, cloud=cloud, log_normalizer=total)
 
 
 def _moment(component: Component, problem: Problem, r: Tensor) -> Tensor:
-    """The second moment of the logarithms.
-
-    That of all codes is mixed in by the square of d over the number of codes that count, the order to which a moment of
-    so few is known: nothing for hundreds of codes, much for a component that is about to collapse onto a handful.
-    """
-    every, moment = component.v.mT @ component.v / len(r), component.v.mT @ (r[:, None] * component.v)
-    share = (len(moment) * r.square().sum()).square().clamp_max(0.5)
-    return torch.lerp(moment, every, share) + problem.reg_covar * torch.eye(len(moment)).to(moment)
+    moment = component.v.mT @ (r[:, None] * component.v)
+    return moment + problem.reg_covar * torch.eye(len(moment)).to(moment)
 
 
 def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol: float) -> tuple[Component, Pace]:
@@ -296,8 +237,8 @@ def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol:
     if slope is None and pace.exact and 0.5 * size**2 < tol:
         return component, Pace(exact=True, rests=True)
     mean = component.mean + pace.step * min(1.0, _MAX_STEP / max(size, 1e-12)) * direction
-    moved = component_at(problem, mean, r, component.view, component.sample) if problem.contains(mean) else None
-    gain = -torch.inf if moved is None else component.cost(r) - moved.cost(r)
+    moved = component_at(problem, mean, r, component.sample, component.view) if component.contains(mean) else None
+    gain = -torch.inf if moved is None else component.cost(problem.codes, r) - moved.cost(problem.codes, r)
     if moved is not None and gain > 0:
         return moved, Pace(min(1.0, 2 * pace.step), pace.exact or gain < 10 * tol, slope)
     if not pace.exact:
@@ -354,13 +295,8 @@ def _share(r: Tensor) -> Tensor:
     return r / r.sum().clamp_min(torch.finfo(r.dtype).tiny)
 
 
-def log_joint(problem: Problem, components: list[Component], weights: Tensor) -> Tensor:
-    """log w_k p_k of the codes, ``(n, K)``, with the background ``(n, K + 1)``."""
-    joint = torch.stack([c.log_density() for c in components], 1) + weights.log()
-    if problem.log_background is None:
-        return joint
-    rest = (1 - weights.sum()).clamp_min(_LEAST).log()
-    return torch.cat([joint, (problem.log_background + rest)[:, None]], 1)
+def _log_joint(problem: Problem, components: list[Component], weights: Tensor) -> Tensor:
+    return torch.stack([c.log_density(problem.codes) for c in components], 1) + weights.log()
 
 
 def nearest(paths: Paths, codes: Tensor, means: Tensor) -> Tensor:
@@ -368,21 +304,6 @@ def nearest(paths: Paths, codes: Tensor, means: Tensor) -> Tensor:
     if len(means) == 1:
         return torch.ones_like(codes[:, :1])
     return torch.nn.functional.one_hot(paths.matrix(codes, means).argmin(1), len(means)).to(codes)
-
-
-def inner_halves(codes: Tensor, r: Tensor) -> Tensor:
-    """Responsibilities ``(n, K)`` for that half of its codes alone that is nearest to the middle of each component.
-
-    Beside a Gaussian that explains all codes to begin with, components have to be better somewhere.
-    """
-    kept = torch.zeros_like(r)
-    for k in range(r.shape[1]):
-        rows = r[:, k].nonzero()[:, 0]
-        gaussian = gaussian_of(codes[rows])
-        radius = torch.linalg.solve_triangular(gaussian.scale_tril, (codes[rows] - gaussian.loc).mT, upper=False)
-        square = radius.square().sum(0)
-        kept[rows, k] = r[rows, k] * (square <= square.median())
-    return kept
 
 
 def first_means(paths: Paths, codes: Tensor, num: int, source: torch.Generator) -> Tensor:

@@ -26,13 +26,14 @@ import torch
 from scipy.special import gammaln, ndtri
 from scipy.stats import qmc
 from torch import Tensor
-from torch.distributions import MultivariateNormal
 
 from pullback.statistics._paths import Paths
 
 BaseMeasure = Literal["volume", "lebesgue"]
 # From codes (n, d) to the log-density (n,) of the base measure with respect to dz.
 LogBase = Callable[[Tensor], Tensor]
+# A mean (d,) and a covariance (d, d).
+Gaussian = tuple[Tensor, Tensor]
 # Independent parts of a sample, whose scatter is the standard error.
 NUM_REPLICATES = 8
 # In more dimensions than these a few thousand points are too sparse to cover anything.
@@ -42,19 +43,20 @@ _NEIGHBORS, _MAX_KERNELS = 16, 1000
 # Shares of narrow kernels, wide ones, and one Gaussian over all; the same where the kernels are known to lie as the
 # density does; and in more than three dimensions. Choices.
 _SHARES, _ADAPTED_SHARES, _SPARSE_SHARES = (0.35, 0.2, 0.45), (0.6, 0.3, 0.1), (0.05, 0.1, 0.85)
-# Share of a Gaussian over all codes where points are drawn around some of them: so no weight is very large.
-_DEFENSIVE = 0.1
 # Standard deviations of the wide kernels over the narrow, which reach into walls, and of the one Gaussian over the
 # codes, in up to two dimensions; in more of them volumes grow by the same factor, else next to no point would lie
 # where the density does. Of 1,024 points around 500 codes of a VAE with d = 8, 656 count for the Gaussian of the codes
 # (441 with the shares of few dimensions).
 _WIDE, _BROAD = 3.0, 2.0
-# Nats that hold precisions to the second moment of the data where the likelihood is flat in them.
-_BARRIER = 1e-2
+# Nats that hold precisions to the second moment of the data where the likelihood is flat in them; and where a Gaussian
+# factor keeps the integral finite: one code of 500.
+_BARRIER, _BARRIER_WITH_FACTOR = 1e-2, 1e-3
 # Points that tell whether a density vanishes far away, from this many standard deviations times √d to twice as many:
 # the broad Gaussian reaches to half of it.
 _SHELL_POINTS, _SHELL = 64, 4.0
 _MAX_NEWTON = 60
+# Rounds for the mean of a Gaussian over the volume, and the distance, in standard deviations, at which it is found.
+_MAX_RECENTERINGS, _CENTERED = 20, 1e-3
 # Of log-weights by calibration: where it takes more, the Gaussian of the codes is no guide.
 _MAX_TILT = 1.0
 # Codes whose proposal density is computed together.
@@ -98,39 +100,30 @@ def quadratic(v: Tensor, precision: Tensor) -> Tensor:
 
 
 def importance_sample(
-    log_base: LogBase,
-    groups: list[Tensor],
-    num: int,
-    random_state: int,
-    *,
-    adapted: bool = False,
-    everything: Tensor | None = None,
+    log_base: LogBase, codes: Tensor, num: int, random_state: int, *, adapted: bool = False
 ) -> Sample:
-    r"""Points from a density around groups of codes, by scrambled Sobol sequences, one for each replicate.
+    r"""Points from a density around codes, by scrambled Sobol sequences, one for each replicate.
 
     The density is a mixture: one half Gaussian kernels at the codes, narrow and wide, each with the covariance of its
     neighbors, for densities that follow the data; the other half one broad Gaussian, for those that do not.
-    With `adapted` the groups are samples of the densities in question, and nearly all of it is kernels. In more than
-    three dimensions nearly all of it is the Gaussian. A tenth are points of a Gaussian over `everything`, if given.
+    With `adapted` the codes are a sample of the density in question, and nearly all of it is kernels. In more than
+    three dimensions nearly all of it is the Gaussian.
 
-    The weights 1/q are then calibrated: for each group of codes, with :math:`g = N(m, \Sigma)` that has the moments of
-    the group, the integrals of :math:`g, g z, g z z^\top` over dz are made exact. That removes the noise a nearly
-    Gaussian density would see.
+    The weights 1/q are then calibrated: with :math:`g = N(m, \Sigma)` that has the moments of the codes, the integrals
+    of :math:`g, g z, g z z^\top` over dz are made exact. That removes the noise a nearly Gaussian density would see.
     """
-    codes = torch.cat(groups)
-    proposal = Proposal.fit(codes, _ADAPTED_SHARES if adapted else _SHARES, everything)
+    proposal = Proposal.fit(codes, _ADAPTED_SHARES if adapted else _SHARES)
     per_replicate = max(2 * _num_controls(codes.shape[1]), -(-num // NUM_REPLICATES))
     z = torch.cat([proposal.draw(per_replicate, random_state + r) for r in range(NUM_REPLICATES)])
     weight = -proposal.log_density(z) - np.log(len(z))
-    controls = [_controls(z, weight, group) for group in groups if len(group) > codes.shape[1]]
-    if controls:
-        weight = weight + _calibration(torch.cat([c for c, _ in controls], 1), torch.cat([e for _, e in controls]))
+    if len(codes) > codes.shape[1]:
+        weight = weight + _calibration(*_controls(z, weight, codes))
     return Sample(z, weight + log_base(z))
 
 
 def shell(log_base: LogBase, codes: Tensor, seed: int) -> Sample:
     """Points far from the codes, beyond where `importance_sample` draws, in all directions."""
-    d, (mean, covariance) = codes.shape[1], _moments(codes)
+    d, (mean, covariance) = codes.shape[1], moments(codes)
     source = torch.Generator(device=codes.device).manual_seed(seed)
     noise = torch.randn(_SHELL_POINTS, d, dtype=codes.dtype, device=codes.device, generator=source)
     share = torch.rand(_SHELL_POINTS, 1, dtype=codes.dtype, device=codes.device, generator=source)
@@ -142,6 +135,18 @@ def shell(log_base: LogBase, codes: Tensor, seed: int) -> Sample:
     return Sample(z, volume - np.log(_SHELL_POINTS) + log_base(z))
 
 
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A Gaussian of the coordinates, ``exp(-½ (z - m)ᵀ Λ (z - m))``, by which a normal density is multiplied."""
+
+    mean: Tensor
+    precision: Tensor
+
+    def log(self, z: Tensor) -> Tensor:
+        """Its logarithm at codes."""
+        return -0.5 * quadratic(z - self.mean, self.precision)
+
+
 def best_precision(cloud: Cloud, second_moment: Tensor) -> Tensor:
     r"""The precision of greatest likelihood for tangents with the given second moment S.
 
@@ -151,58 +156,108 @@ def best_precision(cloud: Cloud, second_moment: Tensor) -> Tensor:
     :math:`\Gamma = S^{-1}`, the minimum in flat space. Elsewhere it keeps Γ from vanishing: a few far codes would have
     the density reach beyond all points of the cloud, where its integral can no longer be known.
     """
-    factor = torch.linalg.cholesky(second_moment)
-    v = torch.linalg.solve_triangular(factor, cloud.v.mT, upper=False).mT
-    white = Cloud(v, cloud.log_weight)
-    rows, columns = torch.tril_indices(len(factor), len(factor), device=v.device)
-    features = v[:, rows] * v[:, columns] * torch.where(rows == columns, 0.5, 1.0)
-    precision = torch.eye(len(factor), dtype=v.dtype, device=v.device)
-    for _ in range(_MAX_NEWTON):
-        step, decrement = _newton_step(white, precision, features, rows, columns)
-        precision, moved = _backtrack(white, precision, step, decrement)
-        if decrement < 1e-12 or not moved:
+    v, inverse = _whitened(cloud.v, second_moment)
+    root = inverse.mT @ Family(cloud.log_weight, v, 1, _BARRIER).most_likely()
+    return root @ root.mT
+
+
+def best_product(sample: Sample, v: Tensor, second_moment: Tensor, codes: Gaussian) -> tuple[Tensor, Factor]:
+    r"""Precision and Gaussian factor of greatest likelihood, given the tangents of a sample, the second moment S of
+    those of the codes, and the codes' own moments.
+
+    The same convex problem with twice the coordinates: tangents, and codes less the mean of the factor. That is the
+    mean of the most likely Gaussian over the same measure, so the minimum is no worse than this Gaussian, for which
+    :math:`\Gamma = 0`. The last term is least where each of both factors has half the precision: where space is flat,
+    their product is the Gaussian. (A mean found with all the rest may run away, where distances balance its pull.)
+    """
+    mean, second = _most_likely_mean(sample, codes)
+    (v, inverse), (x, inverse_x), d = _whitened(v, second_moment), _whitened(sample.z - mean, second), v.shape[1]
+    both = Family(sample.log_weight, torch.cat([v, x], 1), 2, _BARRIER_WITH_FACTOR).most_likely()
+    own, rest = inverse.mT @ both[:d, :d], inverse_x.mT @ both[d:, d:]
+    return own @ own.mT, Factor(mean, rest @ rest.mT)
+
+
+def _most_likely_mean(sample: Sample, codes: Gaussian) -> Gaussian:
+    """The mean of the Gaussian of greatest likelihood over the measure of a sample, and the codes' second moment there.
+
+    At the maximum the mean of the density is that of the codes, which it is at once where the measure is dz.
+    """
+    mean, covariance = codes
+    for _ in range(_MAX_RECENTERINGS):
+        second = covariance + torch.outer(codes[0] - mean, codes[0] - mean)
+        x, _ = _whitened(sample.z - mean, second)
+        family = Family(sample.log_weight, x, 1, _BARRIER_WITH_FACTOR)
+        gap = codes[0] - family.log_terms(family.most_likely()).softmax(0) @ sample.z
+        if quadratic(gap, torch.linalg.inv(covariance)) < _CENTERED**2:
             break
+        mean = mean + gap
+    return mean, second
+
+
+def _whitened(x: Tensor, moment: Tensor) -> tuple[Tensor, Tensor]:
+    """Coordinates in which the moment is the identity, and the matrix that leads there."""
+    factor = torch.linalg.cholesky(moment)
     inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
-    return inverse.mT @ precision @ inverse
+    return x @ inverse.mT, inverse
 
 
-def _newton_step(
-    cloud: Cloud, precision: Tensor, features: Tensor, rows: Tensor, columns: Tensor
-) -> tuple[Tensor, float]:
-    """The Newton step as a symmetric matrix and its decrement; `features` are the derivatives of ½ vᵀ Γ v."""
-    p = cloud.log_terms(precision).softmax(0)
-    mean = p @ features
-    target = torch.where(rows == columns, 0.5, 0.0).to(features)
-    centered = features - mean
-    hessian = centered.mT @ (p[:, None] * centered)
-    inverse = torch.linalg.inv(precision)
-    double = torch.where(rows == columns, 1.0, 2.0).to(features)
-    gradient = target - mean + _BARRIER * double * (torch.eye(len(precision)).to(precision) - inverse)[rows, columns]
-    basis = torch.zeros(len(rows), *precision.shape).to(precision)
-    index = torch.arange(len(rows), device=rows.device)
-    basis[index, rows, columns] = basis[index, columns, rows] = 1.0
-    curved = inverse @ basis @ inverse
-    hessian = hessian + _BARRIER * torch.einsum("aij,bji->ab", basis, curved)
-    step = -torch.linalg.solve(hessian, gradient)
-    return torch.einsum("a,aij->ij", step, basis), float(-(gradient @ step))
+@dataclass(frozen=True, eq=False)
+class Family:
+    r"""Densities :math:`\exp(-\tfrac12 u^\top P u)` on weighted points, with P in blocks: an exponential family.
 
+    Attributes:
+        log_weight: ``(S,)``.
+        u: coordinates ``(S, D)``, in which the data have the identity for a second moment.
+        num_blocks: blocks of P, each of ``D / num_blocks`` rows.
+        barrier: times (trace - log det) of P, least where all blocks together have the identity's.
+    """
 
-def _objective(cloud: Cloud, precision: Tensor) -> Tensor:
-    """The function `best_precision` minimizes, in its coordinates; inf where the matrix is not positive definite."""
-    factor, info = torch.linalg.cholesky_ex(precision)
-    if info:
-        return precision.new_tensor(torch.inf)
-    trace, half_logdet = precision.trace(), factor.diagonal().log().sum()
-    return 0.5 * trace + cloud.log_terms(precision).logsumexp(0) + _BARRIER * (trace - 2 * half_logdet)
+    log_weight: Tensor
+    u: Tensor
+    num_blocks: int
+    barrier: float
 
+    def most_likely(self) -> Tensor:
+        """A root of P, by Newton's method, each step of it in coordinates in which P is the identity."""
+        one = torch.eye(self.u.shape[1]).to(self.u)
+        root = one / self.num_blocks**0.5
+        for _ in range(_MAX_NEWTON):
+            step, decrement = self._newton(root)
+            # no precision falls below a tenth of what it is
+            longest = min(1.0, 0.9 / max(-float(torch.linalg.eigvalsh(step)[0]), 0.9))
+            now = self._objective(root)
+            for size in (longest * 0.5 ** np.arange(30)).tolist():
+                new = root @ torch.linalg.cholesky(one + size * step)
+                if self._objective(new) <= now - 0.1 * size * decrement:
+                    break
+            else:
+                break
+            root = new
+            if decrement < 1e-12:
+                break
+        return root
 
-def _backtrack(cloud: Cloud, precision: Tensor, step: Tensor, decrement: float) -> tuple[Tensor, bool]:
-    now = _objective(cloud, precision)
-    for size in 0.5 ** np.arange(30):
-        new = precision + float(size) * step
-        if _objective(cloud, new) <= now - 0.1 * float(size) * decrement:
-            return new, True
-    return precision, False
+    def log_terms(self, root: Tensor) -> Tensor:
+        """Logarithms of the masses of the points, ``(S,)``."""
+        return self.log_weight - 0.5 * (self.u @ root).square().sum(-1)
+
+    def _objective(self, root: Tensor) -> Tensor:
+        trace, half = root.square().sum(), root.diagonal().log().sum()
+        return 0.5 * trace + self.log_terms(root).logsumexp(0) + self.barrier * (self.num_blocks * trace - 2 * half)
+
+    def _newton(self, root: Tensor) -> tuple[Tensor, float]:
+        """The Newton step from ``root @ root.mT`` and its decrement."""
+        w, d = self.u @ root, len(root) // self.num_blocks
+        rows, columns = torch.cat([torch.tril_indices(d, d) + k * d for k in range(self.num_blocks)], 1).to(w.device)
+        p, same = self.log_terms(root).softmax(0), rows == columns
+        features, double = w[:, rows] * w[:, columns] * torch.where(same, 0.5, 1.0), torch.where(same, 1.0, 2.0).to(w)
+        pull = (0.5 + self.barrier * self.num_blocks) * root.mT @ root - self.barrier * torch.eye(len(root)).to(root)
+        centered, gradient = features - p @ features, double * pull[rows, columns] - p @ features
+        hessian = centered.mT @ (p[:, None] * centered) + self.barrier * double.diag()
+        change = -torch.linalg.solve(hessian, gradient)
+        step = torch.zeros_like(root)
+        step[rows, columns] = step[columns, rows] = change
+        return step, float(-(gradient @ change))
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,31 +269,23 @@ class Proposal:
     log_shares: Tensor
 
     @classmethod
-    def fit(
-        cls,
-        codes: Tensor,
-        shares: tuple[float, float, float] = _ADAPTED_SHARES,
-        everything: Tensor | None = None,
-    ) -> Proposal:
+    def fit(cls, codes: Tensor, shares: tuple[float, float, float] = _ADAPTED_SHARES) -> Proposal:
         """Kernels with the covariances of each code's neighbors, the same three times as wide, and one broad
-        Gaussian; another over `everything`.
+        Gaussian.
         """
         shares = _SPARSE_SHARES if codes.shape[1] > FEW_DIMENSIONS else shares
-        (mean, covariance), different = _moments(codes), codes.unique(dim=0)
+        (mean, covariance), different = moments(codes), codes.unique(dim=0)
         centers = different[:: -(-len(different) // _MAX_KERNELS)]
         squares = (centers[:, None] - different).square().sum(-1)
         k = min(_NEIGHBORS + codes.shape[1], len(different))
         near = different[squares.topk(k, largest=False).indices] - centers[:, None]
         local = near.mT @ near / k + 1e-3 * covariance
-        counts = torch.tensor([len(centers), len(centers), 1, 1])
-        rest = 0.0 if everything is None else _DEFENSIVE
-        mean_all, covariance_all = (mean, covariance) if everything is None else _moments(everything)
-        each = torch.tensor([*((1 - rest) * share for share in shares), rest], dtype=codes.dtype) / counts
+        counts = torch.tensor([len(centers), len(centers), 1])
+        each = torch.tensor(shares, dtype=codes.dtype) / counts
         wide, broad = (width ** (2 * min(1.0, 2 / codes.shape[1])) for width in (_WIDE, _BROAD))
-        covariances = [local, wide * local, broad * covariance[None], broad * covariance_all[None]]
         return cls(
-            torch.cat([centers, centers, mean[None], mean_all[None]]),
-            torch.linalg.cholesky(torch.cat(covariances)),
+            torch.cat([centers, centers, mean[None]]),
+            torch.linalg.cholesky(torch.cat([local, wide * local, broad * covariance[None]])),
             each.repeat_interleave(counts).to(codes).log(),
         )
 
@@ -264,17 +311,13 @@ class Proposal:
         return (self.log_shares - scale - 0.5 * white.square().sum(-1)).logsumexp(-1)
 
 
-def _moments(codes: Tensor) -> tuple[Tensor, Tensor]:
-    mean = codes.mean(0)
-    covariance = (codes - mean).mT @ (codes - mean) / len(codes)
+def moments(codes: Tensor, share: Tensor | None = None) -> Gaussian:
+    """Mean and covariance of codes, with weights that sum to one if they have any."""
+    share = torch.full_like(codes[:, 0], 1 / len(codes)) if share is None else share
+    mean = share @ codes
+    covariance = (codes - mean).mT @ (share[:, None] * (codes - mean))
     floor = 1e-6 * covariance.diagonal().mean().clamp_min(1e-12)
     return mean, covariance + floor * torch.eye(len(mean)).to(codes)
-
-
-def gaussian_of(codes: Tensor) -> MultivariateNormal:
-    """The Gaussian of greatest likelihood."""
-    mean, covariance = _moments(codes)
-    return MultivariateNormal(mean, covariance, validate_args=False)
 
 
 def _num_controls(d: int) -> int:
@@ -285,7 +328,7 @@ def _controls(z: Tensor, log_weight: Tensor, codes: Tensor) -> tuple[Tensor, Ten
     """Terms ``(S, c)`` of sums that should be the integrals ``(c,)`` of a Gaussian with the moments of the codes
     times 1, x, xxᵀ - 1.
     """
-    d, (mean, covariance) = z.shape[1], _moments(codes)
+    d, (mean, covariance) = z.shape[1], moments(codes)
     factor = torch.linalg.cholesky(covariance)
     x = torch.linalg.solve_triangular(factor, (z - mean).mT, upper=False).mT
     g = (-0.5 * x.square().sum(-1) - 0.5 * d * np.log(2 * np.pi) - factor.diagonal().log().sum() + log_weight).exp()

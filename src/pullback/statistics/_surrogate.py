@@ -15,7 +15,7 @@ small.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from sklearn.neighbors import KNeighborsRegressor
@@ -34,20 +34,14 @@ _MAX_BATCHES = 4
 
 @dataclass(frozen=True, eq=False)
 class KnownRadii:
-    """Points drawn from a normal density, all points ``(m, d)`` whose radii ``(m,)`` are known, and codes that the
-    integral has to reach."""
+    """Points drawn from a normal density, and all points ``(m, d)`` whose radii ``(m,)`` are known."""
 
     points: Tensor
     z: Tensor
     radius: Tensor
-    codes: Tensor | None = None
 
     def join(self, z: Tensor, radius: Tensor) -> KnownRadii:
-        return replace(self, z=torch.cat([self.z, z]), radius=torch.cat([self.radius, radius]))
-
-    def sample(self, log_base: LogBase, num: int, seed: int) -> Sample:
-        """Where the density has its mass."""
-        return importance_sample(log_base, [self.points], num, seed, adapted=True, everything=self.codes)
+        return KnownRadii(self.points, torch.cat([self.z, z]), torch.cat([self.radius, radius]))
 
     def guess(self, z: Tensor) -> Tensor:
         """Radii from those of the nearest known points."""
@@ -63,8 +57,8 @@ def log_normalizer(
     logs, errors = [], []
     for k in range(_MAX_BATCHES):
         first = seed + 2 * k * NUM_REPLICATES
-        few = known.sample(log_base, num, first)
-        many = known.sample(log_base, max(_CHEAP, num), first + NUM_REPLICATES)
+        few = importance_sample(log_base, known.points, num, first, adapted=True)
+        many = importance_sample(log_base, known.points, max(_CHEAP, num), first + NUM_REPLICATES, adapted=True)
         radius = radii(few.z)
         value, error = _batch(few, radius, many, known)
         logs.append(value)
