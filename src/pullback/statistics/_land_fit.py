@@ -211,7 +211,9 @@ def _with_precision(component: Component, problem: Problem, r: Tensor) -> Compon
     moment, cloud, factor = _moment(component, problem, r), component.cloud, component.factor
     if problem.gaussian_factor:
         sample = component.sample
-        precision, factor = best_product(sample, cloud.v, moment, moments(problem.codes, r))
+        # half a second moment of so many codes is known to that: smaller gains would be lost on other codes
+        penalty = float(0.5 * r.square().sum()) ** 0.5
+        precision, factor = best_product(sample, cloud.v, moment, moments(problem.codes, r), penalty)
         cloud = Cloud(cloud.v, sample.log_weight + factor.log(sample.z))
     else:
         precision = best_precision(cloud, moment)

@@ -161,7 +161,9 @@ def best_precision(cloud: Cloud, second_moment: Tensor) -> Tensor:
     return root @ root.mT
 
 
-def best_product(sample: Sample, v: Tensor, second_moment: Tensor, codes: Gaussian) -> tuple[Tensor, Factor]:
+def best_product(
+    sample: Sample, v: Tensor, second_moment: Tensor, codes: Gaussian, penalty: float = 0.0
+) -> tuple[Tensor, Factor]:
     r"""Precision and Gaussian factor of greatest likelihood, given the tangents of a sample, the second moment S of
     those of the codes, and the codes' own moments.
 
@@ -169,10 +171,11 @@ def best_product(sample: Sample, v: Tensor, second_moment: Tensor, codes: Gaussi
     mean of the most likely Gaussian over the same measure, so the minimum is no worse than this Gaussian, for which
     :math:`\Gamma = 0`. The last term is least where each of both factors has half the precision: where space is flat,
     their product is the Gaussian. (A mean found with all the rest may run away, where distances balance its pull.)
+    A `penalty`, in nats, on the trace of Γ in units of S leaves out what the codes are too few to tell.
     """
     mean, second = _most_likely_mean(sample, codes)
     (v, inverse), (x, inverse_x), d = _whitened(v, second_moment), _whitened(sample.z - mean, second), v.shape[1]
-    both = Family(sample.log_weight, torch.cat([v, x], 1), 2, _BARRIER_WITH_FACTOR).most_likely()
+    both = Family(sample.log_weight, torch.cat([v, x], 1), 2, _BARRIER_WITH_FACTOR, penalty).most_likely()
     own, rest = inverse.mT @ both[:d, :d], inverse_x.mT @ both[d:, d:]
     return own @ own.mT, Factor(mean, rest @ rest.mT)
 
@@ -210,12 +213,14 @@ class Family:
         u: coordinates ``(S, D)``, in which the data have the identity for a second moment.
         num_blocks: blocks of P, each of ``D / num_blocks`` rows.
         barrier: times (trace - log det) of P, least where all blocks together have the identity's.
+        penalty: times the trace of the first block.
     """
 
     log_weight: Tensor
     u: Tensor
     num_blocks: int
     barrier: float
+    penalty: float = 0.0
 
     def most_likely(self) -> Tensor:
         """A root of P, by Newton's method, each step of it in coordinates in which P is the identity."""
@@ -241,9 +246,16 @@ class Family:
         """Logarithms of the masses of the points, ``(S,)``."""
         return self.log_weight - 0.5 * (self.u @ root).square().sum(-1)
 
+    @property
+    def _price(self) -> Tensor:
+        """What a unit of P costs, ``(D,)``: half a nat, the second moment of the data, and the rest."""
+        price = torch.full_like(self.u[0], 0.5 + self.barrier * self.num_blocks)
+        price[: len(price) // self.num_blocks] += self.penalty
+        return price
+
     def _objective(self, root: Tensor) -> Tensor:
-        trace, half = root.square().sum(), root.diagonal().log().sum()
-        return 0.5 * trace + self.log_terms(root).logsumexp(0) + self.barrier * (self.num_blocks * trace - 2 * half)
+        cost = self._price @ root.square().sum(1)
+        return cost + self.log_terms(root).logsumexp(0) - 2 * self.barrier * root.diagonal().log().sum()
 
     def _newton(self, root: Tensor) -> tuple[Tensor, float]:
         """The Newton step from ``root @ root.mT`` and its decrement."""
@@ -251,7 +263,7 @@ class Family:
         rows, columns = torch.cat([torch.tril_indices(d, d) + k * d for k in range(self.num_blocks)], 1).to(w.device)
         p, same = self.log_terms(root).softmax(0), rows == columns
         features, double = w[:, rows] * w[:, columns] * torch.where(same, 0.5, 1.0), torch.where(same, 1.0, 2.0).to(w)
-        pull = (0.5 + self.barrier * self.num_blocks) * root.mT @ root - self.barrier * torch.eye(len(root)).to(root)
+        pull = root.mT @ (self._price[:, None] * root) - self.barrier * torch.eye(len(root)).to(root)
         centered, gradient = features - p @ features, double * pull[rows, columns] - p @ features
         hessian = centered.mT @ (p[:, None] * centered) + self.barrier * double.diag()
         change = -torch.linalg.solve(hessian, gradient)
