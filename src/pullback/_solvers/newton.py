@@ -70,6 +70,7 @@ class Descent:
     stale: Tensor  # whether its second derivatives are those of an earlier step
     indefinite: Tensor  # whether the exact Hessian was not positive definite here
     certified: Tensor  # whether it was positive definite near a minimum, or nothing lower was found along it
+    left: Tensor  # whether the curve left a saddle on its way
     hit_domain_edge: Tensor  # whether a step met a decoder that is not finite, and none has been taken freely since
     status: Tensor
     num_steps: Tensor
@@ -99,6 +100,7 @@ class Descent:
             stale=off.clone(),
             indefinite=off.clone(),
             certified=certified.clone(),
+            left=off.clone(),
             hit_domain_edge=off.clone(),
             status=full(batch, Status.MAX_STEPS),
             num_steps=torch.zeros_like(batch),
@@ -187,8 +189,7 @@ class Minimizer:
         curves.remaining = torch.where(accepted | flat, left, curves.remaining)
         curves = _moved(curves, trial, ahead, accepted, predicted, near | kept)
         curves.stale = torch.where(accepted, kept, curves.stale)
-        # a part of a step leaves the damping as it is
-        _adapt(curves, accepted, torch.where(flat, 1.0, torch.where(short, 0.0, gain)))
+        _adapt(curves, accepted, torch.where(flat, 1.0, gain), short)
         _restart(curves, leaving & accepted)
         model = merge(accepted, ahead, model)
         stalled = (curves.growth > 4.0 * 2**_PATIENCE) & ~converged
@@ -324,11 +325,11 @@ def _record(curves: Descent, accepted: Tensor, decrease: Tensor) -> None:
     curves.progress = torch.where(accepted, mean, curves.progress)
 
 
-def _adapt(curves: Descent, accepted: Tensor, gain: Tensor) -> None:
-    """Nielsen's rule for the damping."""
+def _adapt(curves: Descent, accepted: Tensor, gain: Tensor, short: Tensor) -> None:
+    """Nielsen's rule for the damping; after a part of a step it is raised as after none."""
     shrink = (1 - (2 * gain - 1) ** 3).clamp(0.1, 1.0)
     raised = (curves.damping * curves.growth).clamp_min(_SLIGHT_DAMPING)
-    curves.damping = torch.where(accepted, (curves.damping * shrink).clamp_min(_LEAST_DAMPING), raised)
+    curves.damping = torch.where(accepted & ~short, (curves.damping * shrink).clamp_min(_LEAST_DAMPING), raised)
     curves.growth = torch.where(accepted, 4.0, curves.growth * 2)
     curves.indefinite = curves.indefinite & ~accepted
 
@@ -338,6 +339,7 @@ def _restart(curves: Descent, rows: Tensor) -> None:
     curves.predicted = torch.where(rows, torch.inf, curves.predicted)
     curves.progress = torch.where(rows, torch.inf, curves.progress)
     curves.damping = torch.where(rows, START_DAMPING, curves.damping)
+    curves.left = curves.left | rows
 
 
 def _status(curves: Descent, model: Expansion, converged: Tensor, stalled: Tensor) -> Tensor:

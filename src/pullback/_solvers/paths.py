@@ -105,7 +105,8 @@ def keep_better(
         strict=descent.uses_hessian & ~worse,
         num_steps=descent.num_steps,
         settled=descent.status == Status.CONVERGED,
-        certified=descent.certified,
+        # of a path that is discarded, or has no Hessian, nothing was learned
+        certified=paths.certified | (descent.certified & ~worse & spline),
     )
 
 

@@ -134,6 +134,8 @@ class Refinement:
         new = keep_better(paths, descent, found, worse, error, descent.nodes)
         new.status, done = judge(self.plan, new, paths, worse, found.asymptotic)
         done |= _stuck_after_walls(new, paths, descent, worse)
+        # it starts at a saddle, and what is lower cannot be resolved
+        new.status = torch.where(worse & descent.left, Status.UNRESOLVED, new.status)
         walled = blind & (level >= self.plan.blind_segments) & ~paths.was_walled
         routes = {(_PIECES, self.plan.walled_segments): walled, (_CHORDS, 2 * level): ~walled}
         return take(new, done), self._routed(new, done, routes)
