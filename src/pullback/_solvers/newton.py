@@ -168,18 +168,19 @@ class Minimizer:
             predicted[leaving] = torch.where(decrease > 0, decrease, torch.inf)
         flat, last = flat & ~leaving, last & ~leaving
         ahead = _expand_trial(objective, curves, model, trial, near, last)
-        kept = curves.uses_hessian & ~near & self.always_exact
-        ahead.curvature = torch.where(kept[:, None, None, None], model.curvature, ahead.curvature)
         gain = (model.energy - ahead.energy) / predicted
         accepted = positive & torch.where(flat, ahead.energy <= model.energy + _noise(model), gain > _LEAST_GAIN)
-        short = positive & ~accepted & ~flat & ~leaving
+        outside = ~torch.isfinite(ahead.energy)
+        short = positive & ~(accepted | flat | leaving | outside)
         if short.any():
             _shorten(objective, curves, model, short.nonzero()[:, 0], near, trial, predicted, accepted, ahead)
             last = last & ~short
+        kept = curves.uses_hessian & ~near & self.always_exact
+        ahead.curvature = torch.where(kept[:, None, None, None], model.curvature, ahead.curvature)
 
         # steps cut short where the decoder ends look like the last ones of a descent
         free = accepted & (curves.damping <= 1.0)
-        curves.hit_domain_edge = (curves.hit_domain_edge | ~torch.isfinite(ahead.energy)) & ~free
+        curves.hit_domain_edge = (curves.hit_domain_edge | outside) & ~free
         curves.certified = curves.certified | ((last | flat) & curves.uses_hessian) | (leaving & ~accepted)
         precise = curves.damping <= _SLIGHT_DAMPING**2
         settled = flat & curves.certified & (precise | (not self.always_exact))
