@@ -122,6 +122,23 @@ class ChordEnergy(Objective):
             )
         return dual[: self.num_parts]
 
+    def rounding(self, nodes: Tensor) -> Tensor:
+        """The relative error of lengths ``(B,)`` through the rounding of decoded points.
+
+        Only products of a pair cancel; they do far from the origin, by the same share for all numbers of segments.
+        """
+        if self.num_parts < 2:
+            return torch.zeros_like(nodes[:, 0, 0])
+        return torch.cat([self._rounding(chunk) for chunk in nodes.split(self.chunk_size(nodes, 4))])
+
+    def _rounding(self, nodes: Tensor) -> Tensor:
+        parts = self.parts(nodes, nodes[:, :1])
+        sizes = [torch.maximum(x[:, 1:].abs(), x[:, :-1].abs()) for x in parts]
+        steps = [x.diff(dim=1) for x in parts]
+        noise = (sizes[0] * steps[1].abs() + sizes[1] * steps[0].abs()).norm(dim=-1)
+        lengths = squared(steps).clamp_min(torch.finfo(nodes.dtype).tiny).sqrt()
+        return torch.finfo(nodes.dtype).eps * (noise / (2 * lengths)).sum(-1) / lengths.sum(-1)
+
     def frame(self, z: Tensor, origin: Tensor) -> Frame:
         """The embedding at ``z (B, n, d)`` with its derivatives; `origin` only matters to pairs."""
         return self.metric.frame_at(z, origin=origin if self.num_parts == 2 else None)

@@ -171,7 +171,7 @@ class Minimizer:
         gain = (model.energy - ahead.energy) / predicted
         accepted = positive & torch.where(flat, ahead.energy <= model.energy + _noise(model), gain > _LEAST_GAIN)
         outside = ~torch.isfinite(ahead.energy)
-        short = positive & ~(accepted | flat | leaving | outside)
+        short = positive & ~(accepted | flat | leaving)
         if short.any():
             _shorten(objective, curves, model, short.nonzero()[:, 0], near, trial, predicted, accepted, ahead)
             last = last & ~short
@@ -190,7 +190,7 @@ class Minimizer:
         curves.remaining = torch.where(accepted | flat, left, curves.remaining)
         curves = _moved(curves, trial, ahead, accepted, predicted, near | kept)
         curves.stale = torch.where(accepted, kept, curves.stale)
-        _adapt(curves, accepted, torch.where(flat, 1.0, gain), short)
+        _adapt(curves, accepted, torch.where(flat, 1.0, gain), short, outside)
         _restart(curves, leaving & accepted)
         model = merge(accepted, ahead, model)
         stalled = (curves.growth > 4.0 * 2**_PATIENCE) & ~converged
@@ -326,10 +326,12 @@ def _record(curves: Descent, accepted: Tensor, decrease: Tensor) -> None:
     curves.progress = torch.where(accepted, mean, curves.progress)
 
 
-def _adapt(curves: Descent, accepted: Tensor, gain: Tensor, short: Tensor) -> None:
-    """Nielsen's rule for the damping; after a part of a step it is raised as after none."""
+def _adapt(curves: Descent, accepted: Tensor, gain: Tensor, short: Tensor, outside: Tensor) -> None:
+    """Nielsen's rule for the damping; after a part of a step it is raised as after none, and where the decoder ends so
+    far that no step is free."""
     shrink = (1 - (2 * gain - 1) ** 3).clamp(0.1, 1.0)
     raised = (curves.damping * curves.growth).clamp_min(_SLIGHT_DAMPING)
+    raised = torch.where(outside, raised.clamp_min(4.0**2), raised)
     curves.damping = torch.where(accepted & ~short, (curves.damping * shrink).clamp_min(_LEAST_DAMPING), raised)
     curves.growth = torch.where(accepted, 4.0, curves.growth * 2)
     curves.indefinite = curves.indefinite & ~accepted

@@ -152,11 +152,12 @@ def assemble(done: list[Paths], chords: ChordEnergy) -> Solution:
     # nodes have as many resolutions as there are levels; the best paths are what counts
     paths = take(join([replace(paths, nodes=paths.nodes[:, :1]) for paths in even]), order)
     straight = ~paths.is_spline & torch.isfinite(paths.energy)
+    rounding = chords.rounding(Polyline(paths.points).resample(FINE_SEGMENTS // 2 + 1)).nan_to_num(0.0)
     return Solution(
         nodes=paths.points,
         energy=paths.energy,
         length=paths.length,
-        error=torch.where(paths.status == Status.NOT_FINITE, torch.nan, paths.error),
+        error=torch.where(paths.status == Status.NOT_FINITE, torch.nan, torch.maximum(paths.error, rounding)),
         status=paths.status,
         strict=paths.strict,
         num_steps=paths.num_steps,
