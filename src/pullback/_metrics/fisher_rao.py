@@ -92,8 +92,9 @@ class FisherRaoMetric(Metric):
         assert known.pair is not None
         values, push = known.pair.values, known.pair.push
         (eta,), (u,) = jacobian(self._eta, z, forward=self.has_forward_mode(z))
-        of = lambda x: self._eta(x)[0]  # noqa: E731
-        coordinates = Coordinates(eta, u, known.eta, of=of, push=push, separable=False, root=known.root)
+        coordinates = Coordinates(
+            eta, u, known.eta, of=lambda x: self._eta(x)[0], push=push, separable=False, root=known.root
+        )
         maps = tuple(x.flatten(z.ndim - 1) for x in values(eta, known.eta))
         return Frame(z, origin, maps, self._maps, coordinates)
 
