@@ -1,8 +1,9 @@
 """Every public function with codes: what it takes, and what it says to what it does not take.
 
 Arrays, lists and tensors of any precision give what a tensor of the decoder's dtype gives. Anything else gets a
-sentence of the
-library (or of scikit-learn's own validation), never an error from somewhere within.
+sentence of the library (or of scikit-learn's own validation), never an error from somewhere within.
+
+``PULLBACK_TEST_DEVICE=cuda`` runs all of it with a decoder on a GPU.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
+import os
 import traceback
 import warnings
 from collections.abc import Callable
@@ -28,9 +30,10 @@ from pullback import divergences, plot, statistics, testing
 
 Call = Callable[[Any, Any], object]
 COARSE = pb.GaussNewton(rtol=1e-2)
+DEVICE = os.environ.get("PULLBACK_TEST_DEVICE", "cpu")
 
 torch.manual_seed(0)
-NET = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 5)).eval().requires_grad_(False)
+NET = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 5)).eval().requires_grad_(False).to(DEVICE)
 
 
 def decoder(z: Tensor) -> Bernoulli:
@@ -43,8 +46,8 @@ def normal(z: Tensor) -> Normal:
 
 METRIC = pb.FisherRaoMetric(decoder)
 CODES = np.random.default_rng(0).normal(size=(8, 2))
-SUPPORT = pb.Support.fit(torch.as_tensor(CODES, dtype=torch.float32), 3)
-TENSOR = torch.as_tensor(CODES, dtype=torch.float32)
+TENSOR = torch.as_tensor(CODES, dtype=torch.float32, device=DEVICE)
+SUPPORT = pb.Support.fit(TENSOR, 3)
 PATH = pb.geodesic(METRIC, CODES[0], CODES[1], solver=COARSE)
 GRAPH = pb.CodeGraph.fit(METRIC, TENSOR, num_neighbors=3)
 PROCESS = pb.GPDecoder(TENSOR, TENSOR, lengthscale=1.0, signal=1.0, noise=0.1)
@@ -332,7 +335,7 @@ def assert_same(result: object, expected: object) -> None:
     elif isinstance(expected, np.ndarray) and expected.dtype == object:
         assert_same(list(result), list(expected))
     elif isinstance(expected, (Tensor, np.ndarray)):
-        x, y = torch.as_tensor(result), torch.as_tensor(expected)
+        x, y = torch.as_tensor(result).cpu(), torch.as_tensor(expected).cpu()
         torch.testing.assert_close(x.to(y.dtype), y, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
