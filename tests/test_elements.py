@@ -10,10 +10,9 @@ from torch.distributions import Bernoulli, Categorical, Independent, Normal, Poi
 
 import pullback as pb
 from problems import PROBLEMS
-from pullback._autodiff.derivatives import jet
 from pullback._families.location_scale import UnitNormal
 from pullback._families.rules import fisher
-from pullback._metrics.frame import isometric_jet
+from pullback._metrics.frame import plain_jet
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import DEGREE, ElementEnergy
 from pullback._solvers.mesh import adapted, halved, moved, parameters, placed, uniform
@@ -92,21 +91,16 @@ def test_derivatives_of_the_energy(name):
     torch.testing.assert_close(hessian, expected, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["Bernoulli", "independent Bernoulli", "Poisson", "categorical"])
-def test_isometric_roots_replace_the_embedding(name):
+@pytest.mark.parametrize("name", FAMILIES)
+def test_coordinates_replace_the_embedding(name):
     metric = decoded(FAMILIES[name])
     z, v = torch.randn(2, 5, 2, dtype=DOUBLE)
     w = torch.randn(3, 5, 2, dtype=DOUBLE)
 
-    def image(x: Tensor) -> tuple[Tensor]:
-        dual = metric.embed(x)
-        assert dual is not None
-        return dual[:1]
-
-    _, (first,), (second,) = jet(image, z, v, w)
-    found = isometric_jet(metric, z, v, w)
-    torch.testing.assert_close(found[0].movedim(0, -2), first, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found[1].movedim(0, -1), second, rtol=1e-10, atol=1e-10)
+    for origin in (None, z):
+        expected = plain_jet(lambda x, o=origin: metric._maps(x, o), z, v, w)
+        found = metric.jet_at(z, v, w, centered=origin is not None)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_which_roots_are_separable():

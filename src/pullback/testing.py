@@ -32,8 +32,8 @@ def check_metric(metric: Metric, z: Codes, *, rtol: float | None = None) -> None
     `inner`, `norm` and `log_volume` are those of M; `ds2` symmetric, not negative, zero for equal codes, and equal to
     ``vᵀ M v`` up to third order in ``v``; a batch gives what a loop over its codes gives; a NaN in one code is refused
     or stays with that code; and if the metric is a dataclass with a field ``decoder``, M transforms as a tensor under a
-    change of latent coordinates. For a `FisherRaoMetric`, what the family's `Information` promises (``isometric``,
-    ``separable``) holds at the codes.
+    change of latent coordinates. For a `FisherRaoMetric`, what the family's `Information` promises (``isometry``,
+    ``separable``, ``pair``) holds at the codes.
 
     Args:
         metric: the metric to check.
@@ -211,46 +211,28 @@ def _coordinates(metric: Metric, z: Tensor, tolerance: float) -> None:
 
 
 def _promises(metric: Metric, z: Tensor, tolerance: float) -> None:
-    """An `Information` that calls itself isometric or separable is: solvers rely on it without looking."""
+    """What an `Information` says of its family's embedding is true: solvers rely on it without looking."""
     if not isinstance(metric, FisherRaoMetric):
         return
     decoder = observed(metric.decoder)
     info = fisher(decode(decoder, z))
     if info.separable:
-        _require(info.isometric and _is_separable(info, tolerance), _NOT_SEPARABLE)
-    if info.isometric:
-        _require(_is_isometric(metric, z, tolerance), _NOT_ISOMETRIC)
-    if info.pair is not None:
-        found, known = metric.frame_at(z, origin=z[:1]), Metric.frame_at(metric, z, origin=z[:1])
+        _require(info.isometry is not None and _is_separable(info, tolerance), _NOT_SEPARABLE)
+    if info.maps is not None:
+        origin = z[:1] if info.isometry is None else None
+        found, known = metric.frame_at(z, origin=origin), Metric.frame_at(metric, z, origin=origin)
         pairs = zip((*found.values, *found.tangents), (*known.values, *known.tangents), strict=True)
-        _require(all(_close(a, b, tolerance) for a, b in pairs), _NOT_A_PAIR)
+        _require(all(_close(a, b, tolerance) for a, b in pairs), _NOT_THE_DERIVATIVE)
 
 
 _NOT_SEPARABLE = (
-    "An Information with separable=True must be isometric, and each number of its root must depend on the coordinate "
-    "in its own place alone. Leave separable at False."
+    "An Information with separable=True must have an isometry, and each number of its root must depend on the "
+    "coordinate in its own place alone. Leave separable at False."
 )
-_NOT_A_PAIR = (
-    "An Information with a pair must have the family's dual embedding (pullback.embed) for its values, and their "
-    "derivatives for its push. Leave pair at None, or change one of the two."
+_NOT_THE_DERIVATIVE = (
+    "An Information with an isometry must have its derivative for a root, entry by entry and with its sign; one with a "
+    "pair, the derivatives of the pair's values for its push. Leave both at None, or change one of the two."
 )
-_NOT_ISOMETRIC = (
-    "An Information with isometric=True must have the derivative of the family's Euclidean embedding (pullback.embed) "
-    "for its root, entry by entry and with its sign. Leave isometric at False, or change one of the two."
-)
-
-
-def _is_isometric(metric: FisherRaoMetric, z: Tensor, tolerance: float) -> bool:
-    def both(z: Tensor) -> tuple[Tensor, Tensor]:
-        dual = metric.embed(z)
-        assert dual is not None, _NOT_ISOMETRIC
-        return fisher(decode(observed(metric.decoder), z)).eta, dual[0]
-
-    (eta, _), (coordinates, embedding) = pushforward(both, z)
-    root = fisher(decode(observed(metric.decoder), z)).root
-    assert root is not None, _NOT_ISOMETRIC
-    pushed = root(eta, coordinates).flatten(2).movedim(0, 1)
-    return pushed.shape == embedding.movedim(0, 1).shape and _close(pushed, embedding.movedim(0, 1), tolerance)
 
 
 def _is_separable(info: Information, tolerance: float) -> bool:

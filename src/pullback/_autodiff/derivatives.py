@@ -42,38 +42,16 @@ def jacobian(f: Map, z: Tensor, *, forward: bool = True) -> tuple[Tensors, Tenso
         return directional(f, z.detach(), _basis(z), forward=forward)
 
 
-def jacobian_and_more(
-    f: Callable[[Tensor], tuple[Tensors, Tensors]], z: Tensor, *, forward: bool = True
-) -> tuple[Tensors, Tensors, Tensors]:
-    """Values and Jacobians of the first outputs of ``f``, and values of the second, which are not differentiated;
-    constants.
-
-    For speed ``f`` computes the second inside `pullback._autodiff.torch_internals.values_only`.
-    """
-    if forward:
-        with torch.no_grad():
-            return _forward(f, z.detach(), _basis(z), has_aux=True)
-    seen: list[Tensors] = []
-
-    def first(x: Tensor) -> Tensors:
-        outputs, more = f(x)
-        seen[:] = [tuple(y.detach() for y in more)]
-        return outputs
-
-    values, tangents = jacobian(first, z, forward=False)
-    return values, tangents, seen[0]
-
-
 def directional(f: Map, z: Tensor, v: Tensor, *, forward: bool = True) -> tuple[Tensors, Tensors]:
     r"""Values of ``f`` at ``z`` and its derivatives along ``v`` of shape ``(k, *z.shape)``: ``k`` tangents at every
     code."""
     return _forward(f, z, v) if forward else _two_reverse_sweeps(f, z, v)
 
 
-def _forward(f: Any, z: Tensor, v: Tensor, *, has_aux: bool = False) -> Any:
-    out_dims: Any = (None, 0, None) if has_aux else (None, 0)
+def _forward(f: Map, z: Tensor, v: Tensor) -> Any:
+    out_dims: Any = (None, 0)
     with forward_mode(), Rewritten():
-        return torch.vmap(lambda u: torch.func.jvp(f, (z,), (u,), has_aux=has_aux), out_dims=out_dims)(v)
+        return torch.vmap(lambda u: torch.func.jvp(f, (z,), (u,)), out_dims=out_dims)(v)
 
 
 def _two_reverse_sweeps(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:

@@ -2,8 +2,7 @@
 
 - `is_wrapped`, `unwrapped` (``torch._C._functorch``): a tensor seen inside a transform must not be kept after it.
 - `in_transform` (``torch._C._functorch``): inside a transform codes have no values to look at.
-- `values_only`, `plain_values` (``forward_ad._set_fwd_grad_enabled``, ``torch._C._is_fwd_grad_enabled``): there is no
-  public way to leave a result out of a forward-mode derivative.
+- `plain_values` (``torch._C._is_fwd_grad_enabled``): there is no public way to ask whether forward mode is on.
 - `forward_mode` (``torch._decomp``): the first forward-mode derivative of a process compiles rules with a deprecated
   function.
 - `differentiable_kernels` (``torch._C._set_mkldnn_enabled``): there is no public switch for oneDNN's recurrences.
@@ -60,11 +59,6 @@ def unwrapped(x: Tensor) -> Tensor:
 def in_transform() -> bool:
     """Whether a transform of `torch.func` is running."""
     return peek_interpreter_stack() is not None
-
-
-def values_only() -> contextlib.AbstractContextManager[None]:
-    """A context in which forward mode carries no tangents: what is computed there costs what its values cost."""
-    return forward_ad._set_fwd_grad_enabled(False)
 
 
 def plain_values(x: Tensor) -> Tensor | None:

@@ -11,7 +11,7 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, Multinomial, OneHotCategorical
+from torch.distributions import Categorical, Multinomial, OneHotCategorical
 
 from pullback._autodiff.torch_internals import given_probs
 from pullback._families.fading import FIXED, UNIFORM, fades
@@ -20,7 +20,6 @@ from pullback._families.rules import (
     AFFINITY,
     Dual,
     check_equal,
-    embed,
     fisher,
     log_affinity,
     natural_and_mean,
@@ -52,20 +51,17 @@ def _root_probs(logits: Tensor) -> Tensor:
 
 @fisher.register
 def _(p: Categories) -> Information:
-    r"""Coordinates logits: I = n (diag(p) - ppᵀ)."""
+    r"""Coordinates logits: I = n (diag(p) - ppᵀ); φ = 2 √(n p), on a sphere of radius 2 √n."""
     scale = math.sqrt(_trials(p))
-    return Information(_log_probs(p), root=lambda eta, u: scale * _simplex_root(eta, u), isometric=True)
+    return Information(
+        _log_probs(p),
+        root=lambda eta, u: scale * _simplex_root(eta, u),
+        isometry=lambda eta, _: 2 * scale * _root_probs(eta),
+    )
 
 
 def _simplex_root(eta: Tensor, u: Tensor) -> Tensor:
     return _root_probs(eta) * (u - (torch.softmax(eta, -1) * u).sum(-1, keepdim=True))
-
-
-@embed.register
-def _(p: Categories, origin: Distribution | None = None) -> Dual:
-    r"""φ = 2 √(n p), on a sphere of radius 2 √n."""
-    phi = 2 * math.sqrt(_trials(p)) * _root_probs(_log_probs(p))
-    return phi, phi
 
 
 @rao_distance.register

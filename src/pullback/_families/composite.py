@@ -28,7 +28,7 @@ from torch.distributions import (
 
 from pullback._autodiff.torch_internals import depends_on_code
 from pullback._families.fading import unsqueezed
-from pullback._families.information import Information, Linear, MissingRuleError, Pair
+from pullback._families.information import Information, Linear, Maps, MissingRuleError
 from pullback._families.masked import Masked
 from pullback._families.product import Product
 from pullback._families.rules import (
@@ -45,7 +45,7 @@ from pullback._families.rules import (
 )
 from pullback._families.score import score_information, tensors_in
 
-# A function of coordinates: a root, a product, or a map of a pair.
+# A function of coordinates: a root, a product, or the maps of an embedding.
 Act = Callable[..., Any]
 
 
@@ -239,15 +239,19 @@ def merged(info: Information, features: Size) -> Information:
         """The same on coordinates of all features side by side."""
         if act is None:
             return None
-        return lambda *coordinates: _flat(act(*(x.unflatten(-1, shape) for x in coordinates)), len(shape))
 
-    pair = None if info.pair is None else Pair(lifted(info.pair.values), lifted(info.pair.push))
-    eta = info.eta.flatten(-len(shape))
-    return replace(info, eta=eta, root=lifted(info.root), product=lifted(info.product), pair=pair)
+        def on_features(*coordinates: Tensor | None) -> Any:
+            return _flat(act(*(None if x is None else x.unflatten(-1, shape) for x in coordinates)), len(shape))
+
+        return on_features
+
+    pair = None if info.pair is None else Maps(lifted(info.pair.values), lifted(info.pair.push))
+    acts = {name: lifted(getattr(info, name)) for name in ("root", "product", "isometry")}
+    return replace(info, eta=info.eta.flatten(-len(shape)), pair=pair, **acts)
 
 
-def _flat(x: Tensor | Dual, n: int) -> Tensor | Dual:
-    return x.flatten(-n) if isinstance(x, Tensor) else (x[0].flatten(-n), x[1].flatten(-n))
+def _flat(x: Tensor | tuple[Tensor, ...], n: int) -> Tensor | tuple[Tensor, ...]:
+    return x.flatten(-n) if isinstance(x, Tensor) else tuple(y.flatten(-n) for y in x)
 
 
 def joined(parts: Sequence[Information]) -> Information:
@@ -257,24 +261,27 @@ def joined(parts: Sequence[Information]) -> Information:
     exact = all(part.exact for part in parts)
     eta = torch.cat([part.eta for part in parts], dim=-1)
     if len(roots) == len(parts):
-        isometric, separable = (all(getattr(part, name) for part in parts) for name in ("isometric", "separable"))
+        separable = all(part.separable for part in parts)
         root = _side_by_side(roots, sizes)
-        pairs = [part.pair for part in parts if part.pair is not None]
-        acts = [pair.values for pair in pairs], [pair.push for pair in pairs]
-        pair = Pair(*(_side_by_side(act, sizes) for act in acts)) if len(pairs) == len(parts) else None
-        return Information(eta, root=root, exact=exact, isometric=isometric, separable=separable, pair=pair)
+        isometries = [part.isometry for part in parts if part.isometry is not None]
+        isometry = _side_by_side(isometries, sizes) if len(isometries) == len(parts) else None
+        maps = [part.maps for part in parts if part.maps is not None]
+        acts = [known.values for known in maps], [known.push for known in maps]
+        pair = Maps(*(_side_by_side(act, sizes) for act in acts)) if len(maps) == len(parts) else None
+        return Information(eta, root=root, exact=exact, isometry=isometry, separable=separable, pair=pair)
     return Information(eta, product=_side_by_side([as_product(part) for part in parts], sizes), exact=exact)
 
 
 def _side_by_side(acts: Sequence[Act], sizes: list[int]) -> Any:
     """What the parts do, each to its own coordinates."""
 
-    def joined(*coordinates: Tensor) -> Tensor | Dual:
-        parts = zip(*(x.split(sizes, -1) for x in coordinates), strict=True)
+    def joined(*coordinates: Tensor | None) -> Tensor | Dual:
+        parts = zip(*([None] * len(sizes) if x is None else x.split(sizes, -1) for x in coordinates), strict=True)
         found = [act(*part) for act, part in zip(acts, parts, strict=True)]
         if isinstance(found[0], Tensor):
             return torch.cat(found, -1)
-        return torch.cat([phi for phi, _ in found], -1), torch.cat([psi for _, psi in found], -1)
+        # a part with one map has it twice
+        return torch.cat([maps[0] for maps in found], -1), torch.cat([maps[-1] for maps in found], -1)
 
     return joined
 

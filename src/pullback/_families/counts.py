@@ -72,7 +72,7 @@ def _(p: Bernoulli) -> Information:
         _log_odds(p)[..., None],
         root=lambda eta, u: _deviation(eta) * u,
         product=lambda eta, u: torch.sigmoid(eta) * torch.sigmoid(-eta) * u,
-        isometric=True,
+        isometry=_arc,
         separable=True,
     )
 
@@ -81,9 +81,14 @@ def _(p: Bernoulli) -> Information:
 def _(p: Binomial) -> Information:
     r"""Coordinates (logit l, n): I = n p(1 - p) ⊕ 0. The number of trials is a constant, carried along."""
     eta = torch.stack(torch.broadcast_tensors(_log_odds(p), p.total_count), -1)
-    return Information(
-        eta, root=lambda eta, u: eta[..., 1:].sqrt() * _deviation(eta[..., :1]) * u[..., :1], isometric=True
-    )
+
+    def root(eta: Tensor, u: Tensor) -> Tensor:
+        return eta[..., 1:].sqrt() * _deviation(eta[..., :1]) * u[..., :1]
+
+    def isometry(eta: Tensor, eta0: Tensor | None) -> Tensor:
+        return eta[..., 1:].sqrt() * _arc(eta[..., :1], None if eta0 is None else eta0[..., :1])
+
+    return Information(eta, root=root, isometry=isometry)
 
 
 def _log_odds(p: Trials | Runs) -> Tensor:
@@ -108,19 +113,16 @@ def _sign(logits: Tensor) -> Tensor:
 
 
 @embed.register
-def _(p: Trials, origin: Trials | None = None) -> Dual | None:
-    r"""φ = 2 √n arcsin √p, counted from the origin (p = ½ if there is none), for a fixed number of trials n."""
-    arc = _arc(_log_odds(p), None if origin is None else _log_odds(origin))
-    if isinstance(p, Binomial):
-        if not fixed(p.total_count, getattr(origin, "total_count", None)):
-            return None
-        arc = p.total_count.sqrt() * arc
-    phi = arc[..., None]
-    return phi, phi
+def _(p: Binomial, origin: Binomial | None = None) -> Dual | None:
+    r"""For a fixed number of trials n."""
+    known = fixed(p.total_count, None if origin is None else origin.total_count)
+    return embed.dispatch(Distribution)(p, origin) if known else None
 
 
 def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
-    r"""2 arcsin √σ(l) - 2 arcsin √σ(l₀) to full relative precision, also where both are saturated.
+    r"""φ of one trial, counted from an origin (p = ½ if there is none).
+
+    2 arcsin √σ(l) - 2 arcsin √σ(l₀) to full relative precision, also where both are saturated.
 
     Counted from p = ½ it is :math:`\pm(\pi/2 - 2 \arctan t)` with :math:`t = e^{-|l|/2}`; the arctangent is taken as an
     arcsine, which costs less than half. Counted from an origin, half of it has the tangent :math:`\tanh\frac{l -
@@ -217,14 +219,12 @@ def _(p: ContinuousBernoulli, origin: Distribution | None = None) -> Dual:
 @fisher.register
 def _(p: Poisson) -> Information:
     r"""Coordinate rate λ: I = 1/λ. A rate of exactly zero that does not move contributes nothing."""
-    return Information(p.rate[..., None], lambda eta, u: u / _positive(eta).sqrt(), isometric=True, separable=True)
-
-
-@embed.register
-def _(p: Poisson, origin: Distribution | None = None) -> Dual:
-    r"""φ = 2 √λ."""
-    phi = 2 * _positive(p.rate).sqrt()[..., None]
-    return phi, phi
+    return Information(
+        p.rate[..., None],
+        root=lambda eta, u: u / _positive(eta).sqrt(),
+        isometry=lambda eta, _: 2 * _positive(eta).sqrt(),
+        separable=True,
+    )
 
 
 @rao_distance.register
@@ -264,8 +264,12 @@ def _going_on(p: Runs) -> tuple[Tensor, Tensor]:
 @fisher.register
 def _(p: Geometric) -> Information:
     r"""Coordinate logit l of the probability 1 - p to go on: I = 1 - p."""
-    eta = _going_on(p)[1][..., None]
-    return Information(eta, lambda eta, u: torch.exp(0.5 * logsigmoid(eta)) * u, isometric=True, separable=True)
+    return Information(
+        _going_on(p)[1][..., None],
+        root=lambda eta, u: torch.exp(0.5 * logsigmoid(eta)) * u,
+        isometry=lambda eta, _: artanh_root_sigmoid(eta),
+        separable=True,
+    )
 
 
 @fisher.register
@@ -294,12 +298,11 @@ def _is_zero(u: Tensor) -> bool:
 
 
 @embed.register
-def _(p: Runs, origin: Runs | None = None) -> Dual | None:
+def _(p: NegativeBinomial, origin: NegativeBinomial | None = None) -> Dual | None:
     r"""φ = 2 √r arsinh √(μ/r) = 2 √r artanh √σ(l), l the log-odds of going on, for a fixed total count r."""
-    r, logits = _going_on(p)
-    if isinstance(p, NegativeBinomial) and not fixed(r, getattr(origin, "total_count", None)):
+    if not fixed(p.total_count, None if origin is None else origin.total_count):
         return None
-    phi = (r.sqrt() * artanh_root_sigmoid(logits))[..., None]
+    phi = (p.total_count.sqrt() * artanh_root_sigmoid(_log_odds(p)))[..., None]
     return phi, phi
 
 

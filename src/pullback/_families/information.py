@@ -25,18 +25,18 @@ class MissingRuleError(NotImplementedError):
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
-    """A family's dual embedding (`pullback.embed`) as a function of the coordinates ``eta`` of an `Information`.
+class Maps:
+    """A family's embedding (`pullback.embed`) as a function of the coordinates ``eta`` of an `Information`.
 
-    Both are pure functions, like the `root` of an `Information`. ``eta0`` are the coordinates of the origin.
+    Both are pure functions, like the `root` of an `Information`. ``eta0`` are the coordinates of the origin, or None.
 
     Attributes:
-        values: ``values(eta, eta0)``, the pair ``(phi, psi)`` of shape ``(*b, m)`` each.
-        push: ``push(eta, eta0, u)``, its derivatives along tangents ``u`` of shape ``(*n, *b, k)``.
+        values: ``values(eta, eta0)``, the distinct maps ``(phi,)`` or ``(phi, psi)``, of shape ``(*b, m)`` each.
+        push: ``push(eta, eta0, u)``, their derivatives along tangents ``u`` of shape ``(*n, *b, k)``.
     """
 
-    values: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    push: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    values: Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
+    push: Callable[[Tensor, Tensor | None, Tensor], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +54,12 @@ class Information:
             Keeps the pulled-back metric positive semi-definite by construction.
         product: ``product(eta, u)`` :math:`= I(\eta) u`, of the shape of ``u``.
         exact: False where the information is an estimate (see `pullback.score_information`).
-        isometric: True promises that `root` is the derivative of the family's Euclidean embedding (`pullback.embed`),
-            entry by entry, which saves the solvers from differentiating the embedding.
-        separable: True promises in addition that each number of `root` depends on the coordinate and the tangent in its
-            own place alone, so the information is diagonal. `pullback.testing.check_metric` verifies both promises.
-
-        pair: the family's dual embedding as a function of ``eta``, which saves the solvers from differentiating it.
+        isometry: a Euclidean embedding ``isometry(eta, eta0)`` of shape ``(*b, r)`` whose derivative is `root`, entry
+            by entry. ``eta0`` are coordinates near which rounding should be best, or None. It is the family's
+            `pullback.embed`, and the solvers need no derivative of it but `root`.
+        separable: True promises that each number of `isometry` depends on the coordinate in its own place alone, so the
+            information is diagonal. `pullback.testing.check_metric` verifies both promises.
+        pair: a dual embedding as a function of ``eta``, where there is no Euclidean one.
 
     >>> eta = torch.tensor([4.0])
     >>> Information(eta, root=lambda eta, u: u / eta.sqrt()).matrix  # Poisson: I = 1/λ
@@ -70,9 +70,9 @@ class Information:
     root: Linear | None = None
     product: Linear | None = None
     exact: bool = True
-    isometric: bool = False
+    isometry: Callable[[Tensor, Tensor | None], Tensor] | None = None
     separable: bool = False
-    pair: Pair | None = None
+    pair: Maps | None = None
 
     def __post_init__(self) -> None:
         if self.root is None and self.product is None:
@@ -82,6 +82,14 @@ class Information:
     def from_matrix(cls, eta: Tensor, matrix: Callable[[Tensor], Tensor]) -> Information:
         """From a function ``matrix(eta)`` of shape ``(*b, k, k)``: the textbook form, and the easiest to write."""
         return cls(eta, product=lambda eta, u: (matrix(eta) @ u[..., None])[..., 0])
+
+    @property
+    def maps(self) -> Maps | None:
+        """The embedding as a function of ``eta``: the isometry, or else the pair."""
+        isometry, root = self.isometry, self.root
+        if isometry is None or root is None:
+            return self.pair
+        return Maps(lambda eta, eta0: (isometry(eta, eta0),), lambda eta, _, u: (root(eta, u),))
 
     @property
     def matrix(self) -> Tensor:

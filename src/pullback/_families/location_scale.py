@@ -41,7 +41,7 @@ from torch.types import _size
 
 from pullback._autodiff.torch_internals import depends_on_code
 from pullback._families.fading import SAME, WIDE, fades, times
-from pullback._families.information import Information, MissingRuleError, Pair
+from pullback._families.information import Information, Maps, MissingRuleError
 from pullback._families.rules import (
     Dual,
     check_equal,
@@ -88,30 +88,27 @@ def half_plane(
         # without a shear one product, and no copies of the tangents
         return scales * (u if shear == 0 else torch.stack([u[..., 0] + shear * u[..., 1], u[..., 1]], -1))
 
-    def values(eta: Tensor, eta0: Tensor) -> Dual:
+    def values(eta: Tensor, eta0: Tensor | None) -> Dual:
+        eta0 = _standard(eta) if eta0 is None else eta0
         step = eta - eta0
         return _dual(step[..., 0] + shear * step[..., 1], eta[..., 1], eta0[..., 1], a, c)
 
-    def push(eta: Tensor, eta0: Tensor, u: Tensor) -> Dual:
+    def push(eta: Tensor, eta0: Tensor | None, u: Tensor) -> Dual:
+        eta0 = _standard(eta) if eta0 is None else eta0
         step, along = eta - eta0, u[..., 0] + shear * u[..., 1]
         return _pushed(
             step[..., 0] + shear * step[..., 1], eta[..., 1], eta0[..., 1], along, u[..., 1] / eta[..., 1], a, c
         )
 
     def information(p: Distribution) -> Information:
-        return Information(torch.stack(chart(p), -1), root=root, pair=Pair(values, push))
-
-    def dual(p: Distribution, origin: Distribution | None = None) -> Dual:
-        eta = torch.stack(chart(p), -1)
-        standard = torch.tensor([0.0, 1.0], dtype=eta.dtype, device=eta.device)
-        return values(eta, standard if origin is None else torch.stack(chart(origin), -1))
+        return Information(torch.stack(chart(p), -1), root=root, pair=Maps(values, push))
 
     def distance(p: Distribution, q: Distribution) -> Tensor:
         (loc, scale), (loc1, scale1) = chart(p), chart(q)
         return _distance(loc1 - loc + shear * (scale1 - scale), scale, scale1, a, c)
 
     fisher.register(family, information)
-    embed.register(family, dual)
+    embed.register(family, embed.dispatch(Distribution))
     rao_distance.register(family, distance)
 
 
@@ -120,16 +117,20 @@ def half_line(family: type[Distribution], *, c: float, chart: Line) -> None:
     length = math.sqrt(c)
 
     def information(p: Distribution) -> Information:
-        return Information(chart(p)[..., None], lambda eta, u: length * u / eta, isometric=True, separable=True)
-
-    def dual(p: Distribution, origin: Distribution | None = None) -> Dual:
-        scale = chart(p)
-        phi = length * log_ratio(scale, torch.ones_like(scale) if origin is None else chart(origin))[..., None]
-        return phi, phi
+        return Information(
+            chart(p)[..., None],
+            root=lambda eta, u: length * u / eta,
+            isometry=lambda eta, eta0: length * log_ratio(eta, torch.ones_like(eta) if eta0 is None else eta0),
+            separable=True,
+        )
 
     fisher.register(family, information)
-    embed.register(family, dual)
+    embed.register(family, embed.dispatch(Distribution))
     rao_distance.register(family, lambda p, q: length * log_ratio(chart(q), chart(p)).abs())
+
+
+def _standard(eta: Tensor) -> Tensor:
+    return torch.tensor([0.0, 1.0], dtype=eta.dtype, device=eta.device)
 
 
 def _root(dloc: Tensor, dscale: Tensor, scale: Tensor, a: Constant, c: Constant) -> Tensor:
@@ -200,16 +201,8 @@ class UnitNormal(Normal):
 
 @fisher.register
 def _(p: UnitNormal) -> Information:
-    r"""Coordinate μ: I = 1."""
-    pair = Pair(lambda eta, eta0: (eta, eta), lambda eta, eta0, u: (u, u))
-    return Information(p.loc[..., None], root=lambda eta, u: u, isometric=True, separable=True, pair=pair)
-
-
-@embed.register
-def _(p: UnitNormal, origin: Distribution | None = None) -> Dual:
-    r"""φ = μ."""
-    phi = p.loc[..., None]
-    return phi, phi
+    r"""Coordinate μ: I = 1, φ = μ."""
+    return Information(p.loc[..., None], root=lambda eta, u: u, isometry=lambda eta, _: eta, separable=True)
 
 
 @rao_distance.register

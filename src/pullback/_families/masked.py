@@ -100,17 +100,19 @@ def _(p: Masked) -> Information:
     root, product = info.root, info.product
 
     def silenced(act: Any) -> Any:
-        return lambda eta, u: eta[..., -1:] * act(eta[..., :-1], u[..., :-1])
+        if act is None:
+            return None
+        return lambda eta, u: eta[..., -1:] * act(eta[..., :-1], None if u is None else u[..., :-1])
 
     def padded(act: Any) -> Any:
         return lambda eta, u: torch.nn.functional.pad(silenced(act)(eta, u), (0, 1))
 
     return Information(
         eta,
-        root=None if root is None else silenced(root),
+        root=silenced(root),
         product=None if product is None else padded(product),
         exact=info.exact,
-        isometric=info.isometric,
+        isometry=silenced(info.isometry),
     )
 
 

@@ -73,7 +73,7 @@ def embed(p: Distribution, origin: Distribution | None = None) -> Dual | None:
     `NegativeBinomial` for a fixed total count. Their rules return None where that parameter varies.
 
     To add a family, register a function of ``(p, origin)``. For an exponential family that is its natural and mean
-    parameters (docs/extending.md).
+    parameters (docs/extending.md). A family whose `Information` has an ``isometry`` or a ``pair`` needs no rule.
 
     Args:
         p: the distribution.
@@ -88,7 +88,14 @@ def embed(p: Distribution, origin: Distribution | None = None) -> Dual | None:
     >>> embed(Poisson(torch.tensor(9.0)))[0]  # 2 √λ
     tensor([6.])
     """
-    return None
+    try:
+        info = fisher(p)
+    except MissingRuleError:
+        return None
+    if info.maps is None:
+        return None
+    values = info.maps.values(info.eta, None if origin is None else fisher(origin).eta)
+    return values[0], values[-1]
 
 
 def fixed(parameter: Tensor, origin: Tensor | None = None) -> bool:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import Tensors, jacobian, jacobian_and_more
-from pullback._autodiff.torch_internals import values_only
+from pullback._autodiff.derivatives import Tensors, jacobian
 from pullback._decoders.contract import Decoder, as_codes, observed
 from pullback._decoders.probe import route
 from pullback._decoders.support import Support
-from pullback._families.information import Information
-from pullback._metrics.frame import Coordinates, Frame
+from pullback._metrics.frame import Frame, plain_jet
 from pullback._typing import Codes, Float
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -55,26 +52,13 @@ def _restored(x: Any, batch: torch.Size) -> Any:
     return x if x is None else x.reshape(batch + x.shape[1:])
 
 
-@dataclass(frozen=True, eq=False)
-class Isometric:
-    """Coordinates of decoded codes whose root is the derivative of a Euclidean embedding.
-
-    Attributes:
-        info: the coordinates ``eta``, of shape ``(*batch, ..., k)``, and the root.
-        embedding: gives the embedding itself, ``(*batch, K)``, without decoding again.
-    """
-
-    info: Information
-    embedding: Callable[[], Tensor]
-
-
 class Metric(abc.ABC):
     """A Riemannian metric on the latent space (abstract).
 
     A metric implements `tensor` and `ds2`, for codes of any batch shape; the decorator `pullback.per_code` lets them be
     written for codes ``(N, d)``. It may also implement `embed`, which lets the default geodesic solver use the exact
-    cross terms between neighboring points of a curve, and `isometric`, which makes that cheaper. A metric that is
-    pulled back from a decoder keeps it in an attribute ``decoder``.
+    cross terms between neighboring points of a curve. A metric that is pulled back from a decoder keeps it in an
+    attribute ``decoder``.
 
     >>> import torch, pullback as pb
     >>> class Scaled(pb.Metric):
@@ -104,16 +88,6 @@ class Metric(abc.ABC):
         """
         return None
 
-    def isometric(self, z: Codes) -> Isometric | None:
-        """Coordinates that have all the derivatives a solver needs, where the embedding is Euclidean and they exist, or
-        None."""
-        return None
-
-    def has_isometric(self, z: Codes) -> bool:
-        """Whether there are such coordinates at ``z``."""
-        with torch.no_grad():
-            return self.isometric(z.reshape(-1, z.shape[-1])[:1]) is not None
-
     @property
     def source(self) -> Decoder | None:
         """The decoder behind the metric, its attribute ``decoder``, if it has one."""
@@ -135,23 +109,14 @@ class Metric(abc.ABC):
         What a second-order solver needs at every node. Only for metrics with an embedding.
         """
         z = as_codes(z, self)
-        forward = self.has_forward_mode(z)
-        if not z.numel() or not self.has_isometric(z):
-            values, jacobians = jacobian(lambda x: self._maps(x, origin), z, forward=forward)
-            return Frame(z, origin, values, self._maps, jacobians=jacobians)
-        seen: list[Information] = []
-        (eta,), (tangents,), maps = jacobian_and_more(lambda x: self._coordinates(x, seen), z, forward=forward)
-        root = seen[0].root
-        assert root is not None
-        coordinates = Coordinates(
-            eta,
-            tangents,
-            origin=None,
-            of=lambda x: self._known(x).info.eta,
-            push=lambda eta, _origin, u: (root(eta, u),),
-            separable=seen[0].separable,
-        )
-        return Frame(z, origin, maps, self._maps, coordinates)
+        values, jacobians = jacobian(lambda x: self._maps(x, origin), z, forward=self.has_forward_mode(z))
+        return Frame(z, origin, values, self._maps, jacobians=jacobians)
+
+    def jet_at(self, z: Tensor, v: Tensor, w: Tensor, *, centered: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """The Jacobians ``(d, *batch, K)`` of the embedding's maps and their second derivatives along ``v`` and each of
+        ``w``, ``(m, *batch, K)``; with the codes for an origin if `centered`."""
+        origin = z.detach() if centered else None
+        return plain_jet(lambda x: self._maps(x, origin), z, v, w)
 
     def _maps(self, z: Tensor, origin: Tensor | None) -> Tensors:
         """The distinct maps of the embedding, precise near `origin`."""
@@ -163,18 +128,6 @@ class Metric(abc.ABC):
                 "@pullback.embed.register, implement embed, or use pullback.ScoreMetric for this decoder."
             )
         return dual[:1] if dual[0] is dual[1] else dual
-
-    def _known(self, z: Tensor) -> Isometric:
-        known = self.isometric(z)
-        if known is None:
-            raise ValueError("The metric has isometric coordinates at some codes and none at others.")
-        return known
-
-    def _coordinates(self, z: Tensor, seen: list[Information]) -> tuple[Tensors, Tensors]:
-        known = self._known(z)
-        seen.append(known.info)
-        with values_only():
-            return (known.info.eta,), (known.embedding(),)
 
     def inner(self, z: Codes, u: Codes, v: Codes) -> Float[Tensor, "*batch"]:
         """The inner product ``uᵀ M(z) v`` of two tangents at ``z``."""

@@ -29,12 +29,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import Map, differentiable, jet, variable
+from pullback._autodiff.derivatives import Map, differentiable, variable
 from pullback._decoders.contract import DecoderError, observe, unvalidated
 from pullback._families.rules import natural_and_mean
 from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
-from pullback._metrics.frame import isometric_jet
+from pullback._metrics.frame import plain_jet
 from pullback._typing import Float
 
 _CHUNK = 2**25  # numbers held at once
@@ -110,13 +110,13 @@ def _rule(metric: Metric, z: Tensor, alpha: float) -> tuple[Callable[[Tensor, Te
 class Embedding:
     """The distinct maps of a dual embedding, one or a pair, and what each term of the force weighs.
 
-    `maps_around` takes the code near which rounding should be best, and gives the maps.
+    ``jet(z, v, w)`` gives the maps' Jacobians ``(d, *batch, K)`` and second derivatives along ``v`` and each of ``w``,
+    ``(m, *batch, K)``.
     """
 
-    maps_around: Callable[[Tensor], Map]
+    jet: Callable[[Tensor, Tensor, Tensor], tuple[list[Tensor], list[Tensor]]]
     weights: tuple[float, ...]
     num_features: int
-    isometric: Metric | None = None  # the metric, if its embedding has an isometric root
 
     @classmethod
     def of(cls, metric: Metric, z: Tensor, alpha: float = 0.0) -> Embedding | None:
@@ -124,26 +124,14 @@ class Embedding:
         with torch.no_grad():
             if alpha:
                 flat = _flat_coordinates(metric)
-                return cls(lambda _: flat, (0.5 * (1 - alpha), 0.5 * (1 + alpha)), flat(z)[0].shape[-1])
+                weights = 0.5 * (1 - alpha), 0.5 * (1 + alpha)
+                return cls(functools.partial(plain_jet, flat), weights, flat(z)[0].shape[-1])
             dual = metric.embed(z)
-            root = dual is not None and dual[0] is dual[1] and metric.isometric(z) is not None
         if dual is None:
             return None
         pair = dual[0] is not dual[1]
-        return cls(
-            lambda origin: functools.partial(metric._maps, origin=origin if pair else None),
-            (0.5, 0.5) if pair else (1.0,),
-            dual[0].shape[-1],
-            metric if root else None,
-        )
-
-    def jet(self, z: Tensor, v: Tensor, w: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        r"""Jacobians ``(d, *batch, K)`` and second derivatives along ``v`` and each of ``w``, ``(m, *batch, K)``."""
-        if self.isometric is not None and not differentiable(z, v):
-            first, second = isometric_jet(self.isometric, z, v, w)
-            return [first], [second]
-        _, first, second = jet(self.maps_around(z.detach()), z, v, w)
-        return [j.movedim(-2, 0) for j in first], [c.movedim(-1, 0) for c in second]
+        jet = functools.partial(metric.jet_at, centered=pair)
+        return cls(jet, (0.5, 0.5) if pair else (1.0,), dual[0].shape[-1])
 
     def minus_christoffel(self, z: Tensor, v: Tensor, w: Tensor) -> Tensor:
         r""":math:`-\Gamma(z)[v, w]` for each of ``w (m, *batch, d)``, as ``(*batch, d, m)``."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pullback._autodiff.derivatives import Tensors, jacobian
+from pullback._autodiff.derivatives import differentiable, jacobian
 from pullback._autodiff.torch_internals import in_transform
 from pullback._decoders.contract import Decoder, as_codes, observe, observed
 from pullback._decoders.memory import Memory
@@ -17,12 +17,12 @@ from pullback._decoders.pullback import contracted, pulled_back, total
 from pullback._families.divergences import symmetrized_kl
 from pullback._families.information import Information, MissingRuleError
 from pullback._families.rules import embed, fisher, squared_chord
-from pullback._metrics.base import Isometric, Metric, per_code
-from pullback._metrics.frame import Coordinates, Frame
+from pullback._metrics.base import Metric, per_code
+from pullback._metrics.frame import Coordinates, Frame, known_jet
 from pullback._typing import Codes, Float
 
-# Which decoders' families have a dual embedding as a function of their coordinates, and which have isometric ones.
-_PAIRS, _ISOMETRIC = Memory(), Memory()
+# Of how many distinct maps the embedding of a decoder's family is known as a function of its coordinates.
+_MAPS = Memory()
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class FisherRaoMetric(Metric):
             return _secant(p, q)
 
     def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
-        if origin is None or not self._has_pair(z):
-            return self._embed(z, origin=origin)
         z = as_codes(z, self)
-        info, known = self._information(z), self._information(as_codes(origin, self))
-        assert info.pair is not None
-        phi, psi = info.pair.values(info.eta, known.eta)
-        return phi.flatten(z.ndim - 1), psi.flatten(z.ndim - 1)
+        if not self._num_maps(z):
+            return self._embed(z, origin=origin)
+        info, eta0 = self._information(z), None if origin is None else self._information(as_codes(origin, self)).eta
+        assert info.maps is not None
+        maps = [x.flatten(z.ndim - 1) for x in info.maps.values(info.eta, eta0)]
+        return maps[0], maps[-1]
 
     @per_code
     def _embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
@@ -84,68 +84,51 @@ class FisherRaoMetric(Metric):
         return (phi, phi) if dual[0] is dual[1] else (phi, psi)
 
     def frame_at(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> Frame:
-        if origin is None or not self._has_pair(z):
-            return super().frame_at(z, origin)
         z = as_codes(z, self)
+        count = self._num_maps(z)
+        if not count:
+            return super().frame_at(z, origin)
+        found: list[Information] = []
+
+        def eta_at(x: Tensor) -> tuple[Tensor]:
+            found[:] = [self._information(x)]
+            return (found[0].eta,)
+
+        (eta,), (tangents,) = jacobian(eta_at, z, forward=self.has_forward_mode(z))
         with torch.no_grad():
-            known = self._information(as_codes(origin, self))
-        assert known.pair is not None
-        values, push = known.pair.values, known.pair.push
-        (eta,), (u,) = jacobian(self._eta, z, forward=self.has_forward_mode(z))
-        coordinates = Coordinates(
-            eta, u, known.eta, of=lambda x: self._eta(x)[0], push=push, separable=False, root=known.root
-        )
-        maps = tuple(x.flatten(z.ndim - 1) for x in values(eta, known.eta))
-        return Frame(z, origin, maps, self._maps, coordinates)
+            # one map needs no origin: its chords are plain differences
+            eta0 = None if origin is None or count == 1 else self._information(as_codes(origin, self)).eta
+            known = Coordinates(eta, tangents, eta0, of=lambda x: self._information(x).eta, info=found[0])
+            values = tuple(x.flatten(z.ndim - 1) for x in known.maps.values(eta, eta0))
+        return Frame(z, origin, values, self._maps, known)
 
-    def _eta(self, z: Tensor) -> Tensors:
-        return (self._information(z).eta,)
+    def jet_at(self, z: Tensor, v: Tensor, w: Tensor, *, centered: bool) -> tuple[list[Tensor], list[Tensor]]:
+        if differentiable(z, v) or not self._num_maps(z):
+            return super().jet_at(z, v, w, centered=centered)
+        return known_jet(self._information, z, v, w, centered=centered)
 
-    def _has_pair(self, z: Codes) -> bool:
-        """Whether the family has a dual embedding as a function of its coordinates; asked once per decoder."""
+    def _num_maps(self, z: Tensor) -> int:
+        """Of how many distinct maps the embedding is known as a function of the family's coordinates, 0 if it is not;
+        asked once per decoder."""
         decoder = observed(self.decoder)
-        known = _PAIRS.get(decoder, None)
-        if known is None and not in_transform():
-            code = as_codes(z, self).detach().reshape(-1, z.shape[-1])[:1]
-            with torch.no_grad():
-                info = None if embed(observe(self.decoder, code)) is None else fisher(observe(self.decoder, code))
-            known = info is not None and info.pair is not None and not info.isometric
-            _PAIRS.put(decoder, None, known)
-        return bool(known)
+        known = _MAPS.get(decoder, None)
+        if known is None and z.numel() and not in_transform():
+            known = self._count_maps(z.detach().reshape(-1, z.shape[-1])[:1])
+            _MAPS.put(decoder, None, known)
+        return known or 0
+
+    def _count_maps(self, code: Tensor) -> int:
+        with torch.no_grad():
+            p = observe(self.decoder, code)
+            if embed(p) is None or not has_constants(observed(self.decoder), code):
+                return 0
+            info = fisher(p)
+            return 0 if info.maps is None else len(info.maps.values(info.eta, None))
 
     def _information(self, z: Tensor) -> Information:
         """The information of what codes ``(*batch, d)`` are decoded to, with coordinates ``(*batch, *features, k)``."""
         info = fisher(observe(self.decoder, z.reshape(-1, z.shape[-1])))
         return replace(info, eta=info.eta.reshape(*z.shape[:-1], *info.eta.shape[1:]))
-
-    def has_isometric(self, z: Codes) -> bool:
-        """As for every metric; asked once per decoder."""
-        decoder = observed(self.decoder)
-        known = _ISOMETRIC.get(decoder, None)
-        if known is None:
-            known = super().has_isometric(z)
-            _ISOMETRIC.put(decoder, None, known)
-        return bool(known)
-
-    def isometric(self, z: Codes) -> Isometric | None:
-        p = observe(self.decoder, z.reshape(-1, z.shape[-1]))
-        try:
-            info = fisher(p)
-        except MissingRuleError:
-            return None
-        if not info.isometric or not has_constants(observed(self.decoder), z.reshape(-1, z.shape[-1])):
-            return None
-        batch = z.shape[:-1]
-        return Isometric(
-            replace(info, eta=info.eta.reshape(*batch, *info.eta.shape[1:])),
-            lambda: _euclidean(p).reshape(*batch, -1),
-        )
-
-
-def _euclidean(p: Distribution) -> Tensor:
-    dual = embed(p)
-    assert dual is not None
-    return dual[0]
 
 
 def _secant(p: Distribution, q: Distribution) -> Tensor:

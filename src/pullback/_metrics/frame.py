@@ -15,13 +15,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import Tensors, constant_hessian, jet
-from pullback._families.information import Linear
+from pullback._autodiff.derivatives import Map, Tensors, constant_hessian, jet
+from pullback._families.information import Information, Maps
 
 
 @dataclass(frozen=True)
@@ -33,22 +32,25 @@ class Coordinates:
         tangents: their Jacobian, ``(d, *batch, *features, k)``.
         origin: the coordinates of the origin, or None.
         of: the coordinates as a function of the codes.
-        push: ``push(eta, origin, u)``, the derivatives of the embedding's maps along tangents ``u``; linear in these.
-        separable: whether each number of the only map depends on the coordinate in its own place alone.
-        root: ``root(eta, u)``, tangents in an orthonormal basis of the family, or None.
+        info: what is known of the family, with its maps; its own coordinates are not looked at.
     """
 
     eta: Tensor
     tangents: Tensor
     origin: Tensor | None
     of: Callable[[Tensor], Tensor]
-    push: Callable[[Tensor, Any, Tensor], Tensors]
-    separable: bool
-    root: Linear | None = None
+    info: Information
+
+    @functools.cached_property
+    def maps(self) -> Maps:
+        """The embedding as a function of the coordinates."""
+        maps = self.info.maps
+        assert maps is not None
+        return maps
 
     def pushed(self, n: int) -> Tensors:
         """The Jacobians of the maps, ``(d, *batch, F)``, for codes of n batch dimensions."""
-        return tuple(x.flatten(1 + n) for x in self.push(self.eta, self.origin, self.tangents))
+        return tuple(x.flatten(1 + n) for x in self.maps.push(self.eta, self.origin, self.tangents))
 
     def part(self, rows: Tensor, nodes: slice) -> Coordinates:
         """Those at some nodes of some curves."""
@@ -58,7 +60,7 @@ class Coordinates:
     def hessians(self, z: Tensor, forces: list[Tensor]) -> Tensor:
         """The Hessians ``(*batch, d, d)`` of the sum over the maps of ``force · map``, forces ``(*batch, F)``."""
         n = z.ndim - 1
-        pulled, bend = (self._by_entry if self.separable else self._by_direction)(n, forces)
+        pulled, bend = (self._by_entry if self.info.separable else self._by_direction)(n, forces)
         pulled = pulled.flatten(n)
         return bend + constant_hessian(lambda x: _bent((self.of(x).flatten(n) * pulled).sum(-1), x), z)
 
@@ -66,7 +68,7 @@ class Coordinates:
         """``Rᵀ f`` and the second term, where both are products entry by entry."""
         with torch.enable_grad():
             eta = self.eta.detach().requires_grad_()
-            root = self.push(eta, self.origin, torch.ones_like(eta))[0]
+            root = self.maps.push(eta, self.origin, torch.ones_like(eta))[0]
             # a root that is constant in eta has no graph to it
             pulled = forces[0].reshape(eta.shape) * root + 0 * eta
             (turn,) = torch.autograd.grad(pulled.sum(), eta)
@@ -89,7 +91,7 @@ class Coordinates:
             return torch.autograd.grad(self._along(n, self.eta, u, forces), u, materialize_grads=True)[0]
 
     def _along(self, n: int, eta: Tensor, u: Tensor, forces: list[Tensor]) -> Tensor:
-        maps = self.push(eta, self.origin, u)
+        maps = self.maps.push(eta, self.origin, u)
         total = torch.stack([(x.flatten(n) * f).sum() for x, f in zip(maps, forces, strict=True)]).sum()
         return total + 0 * eta.sum()  # as above
 
@@ -124,9 +126,9 @@ class Frame:
         """Jacobians whose products are the metric tensor: of one map in an orthonormal basis of the family where it
         has one, which has fewer numbers than a pair and is positive also between nodes that are far apart."""
         known = self.coordinates
-        if len(self.values) == 1 or known is None or known.root is None:
+        if len(self.values) == 1 or known is None or known.info.root is None:
             return self.tangents
-        return (known.root(known.eta, known.tangents).flatten(self.z.ndim),)
+        return (known.info.root(known.eta, known.tangents).flatten(self.z.ndim),)
 
     def part(self, rows: Tensor, nodes: slice = slice(None)) -> Frame:
         """The frame at some nodes of some curves."""
@@ -169,38 +171,48 @@ def _bent(value: Tensor, x: Tensor) -> Tensor:
     return value + 0 * x.square().sum(-1)
 
 
-def isometric_jet(metric: Any, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The Jacobian ``(d, *batch, K)`` of an isometric embedding and its second derivatives, ``(m, *batch, K)``.
+def plain_jet(maps: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Jacobians ``(d, *batch, K)`` of maps and their second derivatives along ``v`` and each of ``w``, ``(m, *batch,
+    K)``."""
+    _, first, second = jet(maps, z, v, w)
+    return [j.movedim(-2, 0) for j in first], [c.movedim(-1, 0) for c in second]
 
-    :math:`\phi''[v, w] = R(\eta)\,\eta''[v, w] + (\partial_{D\eta\,w} R)(\eta)\, D\eta\,v`; constants.
+
+def known_jet(
+    info_at: Callable[[Tensor], Information], z: Tensor, v: Tensor, w: Tensor, *, centered: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    r"""The same for maps known as functions of the family's coordinates; constants.
+
+    :math:`\phi''[v, w] = R(\eta)\,\eta''[v, w] + (\partial_{D\eta\,w} R)(\eta)\, D\eta\,v`. The codes are the origin
+    if `centered`.
     """
     n, known = z.ndim - 1, []
 
     def flat(x: Tensor) -> tuple[Tensor]:
-        known[:] = [metric._known(x).info]
+        known[:] = [info_at(x)]
         return (known[0].eta.flatten(n),)
 
     (values,), (first,), (bend,) = jet(flat, z, v, w)
-    shape, root = known[0].eta.shape[n:], known[0].root
+    shape, push = known[0].eta.shape[n:], known[0].maps.push
     eta = values.detach().unflatten(-1, shape)
+    origin = eta if centered else None
     along, *moves = (torch.cat([v[None], w]).movedim(0, -2) @ first).movedim(-2, 0).unflatten(-1, shape)
     tangents = torch.cat([first.movedim(-2, 0), bend.movedim(-1, 0)]).unflatten(-1, shape)
     with torch.no_grad():
-        pushed = root(eta, tangents).flatten(n + 1)
-    first, second = pushed.split([z.shape[-1], len(w)])
-    return first, second + _turn(root, eta, along, moves).flatten(n + 1)
+        pushed = [x.flatten(n + 1).split([z.shape[-1], len(w)]) for x in push(eta, origin, tangents)]
+    turns = [x.flatten(n + 1) for x in _turns(lambda y: push(y, origin, along.detach()), eta, moves)]
+    return [x for x, _ in pushed], [y + turn for (_, y), turn in zip(pushed, turns, strict=True)]
 
 
-def _turn(root: Linear, eta: Tensor, along: Tensor, moves: list[Tensor]) -> Tensor:
-    """The derivatives of ``root(eta, along)`` in ``eta`` along each of the moves; reverse mode twice."""
+def _turns(f: Callable[[Tensor], Tensors], eta: Tensor, moves: list[Tensor]) -> list[Tensor]:
+    """The derivatives of maps in ``eta`` along each of the moves, ``(m, ...)``; reverse mode twice."""
+    turns = []
     with torch.enable_grad():
         eta = eta.detach().requires_grad_()
-        value = root(eta, along.detach())
-        dual = torch.zeros_like(value, requires_grad=True)
-        if not value.requires_grad:
-            return value.new_zeros(len(moves), *value.shape)
-        (pulled,) = torch.autograd.grad(value, eta, dual, create_graph=True, materialize_grads=True)
-        if not pulled.requires_grad:
-            return value.new_zeros(len(moves), *value.shape)
-        options = {"retain_graph": True, "materialize_grads": True}
-        return torch.stack([torch.autograd.grad(pulled, dual, move, **options)[0] for move in moves])
+        for value in f(eta):
+            dual = torch.zeros_like(value, requires_grad=True)
+            # a map that is linear in eta has no graph to it
+            bent = value + 0 * eta.square().sum()
+            (pulled,) = torch.autograd.grad(bent, eta, dual, create_graph=True)
+            turns.append(torch.stack([torch.autograd.grad(pulled, dual, x, retain_graph=True)[0] for x in moves]))
+    return turns
