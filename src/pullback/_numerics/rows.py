@@ -1,9 +1,11 @@
-"""Dataclasses whose fields are tensors with one entry a curve: taking, putting and joining curves."""
+"""Dataclasses whose fields are tensors with one entry a curve: taking, putting and joining curves.
+
+Fields may be on an accelerator or in the memory of the host. An index goes to each of them, without a wait.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any, TypeVar
 
 import torch
@@ -12,25 +14,21 @@ from torch import Tensor
 Rows = TypeVar("Rows", bound=Any)
 
 
-def take(rows: Rows, index: Tensor) -> Rows:
-    """The curves at an index or mask."""
-    index = index.nonzero()[:, 0] if index.dtype == torch.bool else index
-    return type(rows)(*(getattr(rows, f.name)[index] for f in fields(rows)))
+def take(rows: Rows, index: Tensor | slice) -> Rows:
+    """The curves at an index, mask or slice."""
+    columns = list(vars(rows).values())
+    if isinstance(index, slice):
+        return type(rows)(*(x[index] for x in columns))
+    places = _places(index, columns)
+    return type(rows)(*(x.index_select(0, places[x.device]) for x in columns))
 
 
 def put(rows: Any, index: Tensor, other: Any) -> None:
     """Overwrites the curves at an index or mask."""
-    for f in fields(rows):
-        getattr(rows, f.name)[index] = getattr(other, f.name)
-
-
-def merge(mask: Tensor, first: Rows, second: Rows) -> Rows:
-    """Curve by curve the first where the mask is true, else the second, without waiting for the device."""
-
-    def pick(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b)
-
-    return type(first)(*(pick(getattr(first, f.name), getattr(second, f.name)) for f in fields(first)))
+    columns = list(vars(rows).values())
+    places = _places(index, columns)
+    for x, y in zip(columns, vars(other).values(), strict=True):
+        x.index_copy_(0, places[x.device], y)
 
 
 def concatenate(parts: Sequence[Rows]) -> Rows:
@@ -38,4 +36,21 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
     first = parts[0]
     if len(parts) == 1:
         return first
-    return type(first)(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(first)))
+    return type(first)(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
+
+
+def moved_to(rows: Rows, device: torch.device) -> Rows:
+    """The curves with all of their fields on one device."""
+    return type(rows)(*(beside(x, device) for x in vars(rows).values()))
+
+
+def beside(x: Tensor, other: Tensor | torch.device) -> Tensor:
+    """The tensor on the device of another; what goes to an accelerator does not wait for the work queued there."""
+    device = other.device if isinstance(other, Tensor) else other
+    return x if x.device == device else x.to(device, non_blocking=device.type != "cpu")
+
+
+def _places(index: Tensor, columns: list[Tensor]) -> dict[torch.device, Tensor]:
+    """The index on each device that fields are on."""
+    index = index.nonzero()[:, 0] if index.dtype == torch.bool else index
+    return {device: beside(index, device) for device in {x.device for x in columns}}

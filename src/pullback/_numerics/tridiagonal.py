@@ -26,11 +26,8 @@ def solve_tridiagonal(
     Also returns which systems are positive definite; the others' solutions are meaningless.
     """
     n, d = diagonal.shape[1:3]
-    if n * d <= (_DENSE if rhs.device.type == "cpu" else _DENSE_ON_DEVICE):
+    if n == 1 or n * d <= (_DENSE if rhs.device.type == "cpu" else _DENSE_ON_DEVICE):
         return _solve_dense(diagonal, upper, rhs)
-    if n == 1:
-        x, positive = _solve_blocks(diagonal, rhs[..., None])
-        return x[..., 0], positive.all(-1)
     if n % 2 == 0:  # pad to an odd chain, so that both ends are eliminated
         eye = torch.eye(d, dtype=diagonal.dtype, device=diagonal.device).expand(diagonal.shape[0], 1, d, d)
         padded = (torch.cat([diagonal, eye], 1), _append_zero(upper), _append_zero(rhs))

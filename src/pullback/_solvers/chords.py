@@ -32,7 +32,7 @@ from pullback._curves.curve import Polyline
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric
 from pullback._metrics.frame import Frame
-from pullback._numerics.rows import concatenate
+from pullback._numerics.rows import beside, concatenate
 from pullback._solvers.objective import Expansion, NoEmbeddingError, Objective, Work
 
 # Bytes of decoded points held at a time: on a CPU what stays in its cache, or more where a point has few features and
@@ -166,7 +166,7 @@ class ChordEnergy(Objective):
         upper = _between(rows, shape)
         curvature = torch.zeros_like(diagonal)
         if exact.any():
-            some = exact.nonzero()[:, 0]
+            some = beside(exact.nonzero()[:, 0], nodes)
             self.work.add(some.numel() * (T - 1) * 3 * (1 + nodes.shape[-1]))
             curvature[some] = frame.part(some, slice(1, -1)).hessians([x[some] for x in forces])
             if len(frame.roots) < len(frame.values):
@@ -198,8 +198,8 @@ def _chunk_bytes(nodes: Tensor, num_features: int) -> int:
 def total_energy(chords: Tensor) -> Tensor:
     """``T Σ ds2``; infinite where a squared chord is negative beyond rounding, which only happens outside the
     domain."""
-    outside = chords.amin(-1) < -1e-6 * chords.abs().sum(-1)
-    return torch.where(outside, torch.inf, chords.shape[-1] * chords.sum(-1))
+    outside = chords.amin(-1) < -1e-6 * torch.linalg.vector_norm(chords, ord=1, dim=-1)
+    return (chords.shape[-1] * chords.sum(-1)).masked_fill_(outside, torch.inf)
 
 
 def total_length(chords: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ import torch
 from numpy.polynomial import legendre
 from torch import Tensor
 
-from pullback._numerics.rows import concatenate, take
+from pullback._numerics.rows import beside, concatenate, take
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.objective import Expansion, Objective
 from pullback._typing import Float
@@ -67,10 +67,13 @@ class ElementEnergy(Objective):
         return tuple(x - x[..., :1, :] for x in self.chords.parts(z, z[..., :1, :]))
 
     def expand(self, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:
-        kinds = [rows for rows in (~exact, exact) if rows.any()]
-        parts = [self._expand(nodes[rows], constants[rows], bool(exact[rows][0])) for rows in kinds]
-        order = torch.argsort(exact.int(), stable=True)
-        return take(concatenate(parts), torch.argsort(order)) if len(parts) > 1 else parts[0]
+        if exact.all() or not exact.any():
+            return self._expand(nodes, constants, bool(exact.any()))
+        kinds = [beside(rows.nonzero()[:, 0], nodes) for rows in (~exact, exact)]
+        parts = [
+            self._expand(nodes[rows], constants[rows], kind) for rows, kind in zip(kinds, (False, True), strict=True)
+        ]
+        return take(concatenate(parts), torch.argsort(torch.cat(kinds)))
 
     def _expand(self, nodes: Tensor, times: Tensor, exact: bool) -> Expansion:
         return assemble(*vars(self.expand_each(nodes, times, exact)).values())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._numerics.rows import concatenate, take
+from pullback._numerics.rows import concatenate, moved_to, take
 from pullback._solvers.base import Status
 from pullback._solvers.elements import DEGREE, ElementEnergy
 from pullback._solvers.mesh import SIZES, adapted, halved, moved, placed, uniform
@@ -118,9 +118,9 @@ class ExtremalSolver:
         """The curves after their descent, and what is known of them."""
         times = level.edges.diff(dim=1)
         rtol = torch.full_like(level.damping, (self.rtol / _CAUTION) ** 2)
-        descent = Minimizer(_MAX_STEPS, always_exact=True).run(
-            self.elements, level.nodes, level.damping, rtol, constants=times
-        )
+        minimizer = Minimizer(_MAX_STEPS, always_exact=True)
+        descent = minimizer.run(self.elements, level.nodes, level.damping, rtol, constants=times)
+        descent = moved_to(descent, times.device)
         fine = halved(level.edges)
         while DEGREE * fine.shape[1] < self.num_segments[level.index].amax():
             fine = halved(fine)

@@ -71,14 +71,5 @@ class GaussNewton(Solver):
                 return self._refined(replace(chords, num_parts=0), nodes.detach())
 
     def _refined(self, chords: ChordEnergy, nodes: Tensor) -> Solution:
-        plan = Plan.of(
-            chords,
-            nodes,
-            rtol=self.rtol,
-            accept=self.accept,
-            budget=self.budget,
-            max_steps=self.max_steps,
-            min_segments=self.min_segments,
-            max_segments=self.max_segments,
-        )
-        return Refinement(chords, plan).run(nodes)
+        options = {name: value for name, value in vars(self).items() if name != "chunk_bytes"}
+        return Refinement(chords, Plan.of(chords, nodes, **options)).run(nodes)

@@ -20,7 +20,8 @@ FOURTH_ORDER = 1 / (2**4 - 1)
 
 @dataclass(frozen=True)
 class Measurement:
-    """Energy and length of paths, independent of their nodes up to `error`, relative to the energy.
+    """Energy and length of paths, independent of their nodes up to `error`, relative to the energy; in the memory of
+    the host.
 
     `chord_length` is the length that the chords between the nodes see; at a minimum of their energy it is its root.
     `asymptotic` says that errors fall by about four as segments are halved, so that theory may be believed.
@@ -36,7 +37,8 @@ class Measurement:
 def measure_spline(chords: ChordEnergy, nodes: Tensor) -> Measurement:
     """Measures the splines through ``nodes`` of T segments on T, 2T and 4T segments, by Romberg extrapolation."""
     ds2 = chords.chords(refine(nodes, 4), 4)
-    energies, lengths = [total_energy(x) for x in ds2], [total_length(x) for x in ds2]
+    sums = torch.stack([total(x) for total in (total_energy, total_length) for x in ds2]).cpu()
+    energies, lengths = sums[:3], sums[3:]
     energy, error = romberg(*energies)
     length, length_error = romberg(*lengths, linear=True)
     error = torch.maximum(_relative(error, energy), 2 * _relative(length_error, length))
@@ -47,8 +49,8 @@ def measure_pieces(chords: ChordEnergy, nodes: Tensor, substeps: int) -> Measure
     """Measures the straight pieces between ``nodes``, each in `substeps` chords; the error is judged by half as
     many."""
     coarse, fine = chords.chords(lerp_nodes(nodes, substeps), 2)
-    energy, length = total_energy(fine), total_length(fine)
-    error = _relative((energy - total_energy(coarse)).abs(), energy)
+    least, energy, length = torch.stack([total_energy(coarse), total_energy(fine), total_length(fine)]).cpu()
+    error = _relative((energy - least).abs(), energy)
     return Measurement(energy, length, error, length, error.isnan())
 
 

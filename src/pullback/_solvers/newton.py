@@ -17,12 +17,12 @@ then leaves the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pullback._numerics.rows import merge, put, take
+from pullback._numerics.rows import beside, concatenate, put, take
 from pullback._numerics.tridiagonal import solve_tridiagonal
 from pullback._solvers.base import Status
 from pullback._solvers.objective import NOISE, Expansion, Objective
@@ -54,7 +54,11 @@ START_DAMPING = 0.1
 
 @dataclass
 class Descent:
-    """Curves on their way down; one entry per curve in every field."""
+    """Curves on their way down; one entry per curve in every field.
+
+    Nodes and constants are where the decoder is. All else is in the memory of the host, where decisions are made: on an
+    accelerator each operation on one number per curve would be a launch, and each decision a wait.
+    """
 
     index: Tensor  # position in the caller's batch
     nodes: Tensor  # (B, T + 1, d)
@@ -82,29 +86,57 @@ class Descent:
 
     @classmethod
     def start(cls, nodes: Tensor, constants: Tensor, damping: Tensor, rtol: Tensor, certified: Tensor) -> Descent:
-        batch = torch.arange(nodes.shape[0], device=nodes.device)
-        off = torch.zeros_like(batch, dtype=torch.bool)
-        full = torch.full_like
+        batch = torch.arange(nodes.shape[0])
+        unknown, off = torch.full_like(damping, torch.inf), torch.zeros_like(batch, dtype=torch.bool)
         return cls(
             index=batch,
-            nodes=nodes.clone(),
+            nodes=nodes,
             constants=constants,
-            energy=full(damping, torch.nan),
-            damping=damping.clone(),
-            rtol=rtol.clone(),
-            growth=full(damping, 4.0),
-            predicted=full(damping, torch.inf),
-            progress=full(damping, torch.inf),
-            remaining=full(damping, 0.0),
-            exact=off,
-            stale=off.clone(),
-            indefinite=off.clone(),
-            certified=certified.clone(),
-            left=off.clone(),
-            hit_domain_edge=off.clone(),
-            status=full(batch, Status.MAX_STEPS),
+            rtol=rtol,
+            damping=damping,
+            **dict.fromkeys(("energy", "predicted", "progress"), unknown),
+            **dict.fromkeys(("exact", "stale", "indefinite", "left", "hit_domain_edge"), off),
+            growth=torch.full_like(damping, 4.0),
+            remaining=torch.zeros_like(damping),
+            certified=certified,
+            status=torch.full_like(batch, Status.MAX_STEPS),
             num_steps=torch.zeros_like(batch),
         )
+
+
+@dataclass
+class Trial:
+    """Where a step leads; one entry per curve in every field but the last.
+
+    A trial is expanded at once: most are accepted, and then the next step needs it.
+    """
+
+    nodes: Tensor
+    predicted: Tensor  # by how much less energy
+    near: Tensor  # whether the exact Hessian is wanted there
+    energy: Tensor
+    accepted: Tensor
+    expansions: list[tuple[Tensor, Expansion]]  # of some curves, by their rows; later ones replace earlier ones
+
+    def expand(self, objective: Objective, curves: Descent, rows: Tensor) -> None:
+        """Adds the expansions of some curves."""
+        at = slice(None) if len(rows) == len(self.near) else beside(rows, self.nodes)
+        ahead = _expansion(objective, self.nodes[at], self.near[rows], curves.constants[at])
+        self.energy = self.energy.index_copy(0, rows, ahead.energy)
+        self.expansions.append((rows, ahead))
+
+    def moved(self, model: Expansion, kept: Tensor) -> Expansion:
+        """The expansion after the step, where it was accepted; some curves have `kept` their second derivatives."""
+        for rows, ahead in self.expansions:
+            chosen = self.accepted[rows]
+            if (same := kept[rows]).any():
+                old, new = beside(rows[same], self.nodes), beside(same.nonzero()[:, 0], self.nodes)
+                ahead.curvature[new] = model.curvature[old]
+            if len(rows) == len(self.near) and chosen.all():
+                model = ahead
+            else:
+                put(model, rows[chosen], take(ahead, chosen))
+        return model
 
 
 @dataclass(frozen=True)
@@ -135,74 +167,66 @@ class Minimizer:
         Curves that are not `certified` (by default all are) end only where their exact Hessian is positive definite.
         """
         constants = nodes.new_empty(len(nodes), 0) if constants is None else constants
-        every = torch.ones_like(damping, dtype=torch.bool)
-        certified = every if certified is None or not objective.has_hessian else certified
-        result = Descent.start(nodes, constants, damping, rtol, certified)
-        result.exact = every & (self.always_exact and objective.has_hessian)
-        model = objective.expand(nodes, result.exact, constants)
-        result.energy = model.energy.clone()
-        curves = take(result, result.index)
-        curves, model = _retire(result, curves, model, ~torch.isfinite(model.energy), Status.NOT_FINITE)
+        every = torch.ones(len(nodes), dtype=torch.bool)
+        certified = every if certified is None or not objective.has_hessian else certified.cpu()
+        curves = Descent.start(nodes, constants, damping.cpu(), rtol.cpu(), certified)
+        curves.exact = every & (self.always_exact and objective.has_hessian)
+        model = _expansion(objective, nodes, curves.exact, constants)
+        curves.energy = model.energy
+        done: list[Descent] = []
+        curves, model = _retire(done, curves, model, ~torch.isfinite(model.energy), Status.NOT_FINITE)
         for _ in range(self.max_steps):
             if curves.index.numel() == 0:
                 break
-            curves, model = self._step(objective, result, curves, model)
-        put(result, curves.index, curves)
+            curves, model = self._step(objective, done, curves, model)
+        parts = [part for part in (*done, curves) if len(part.index)] or [curves]
+        result = concatenate(parts)
+        result = result if len(parts) == 1 else take(result, result.index.argsort())
         blocked = result.hit_domain_edge & (result.status != Status.CONVERGED)
         result.status = torch.where(blocked, Status.NOT_FINITE, result.status)
         return result
 
     def _step(
-        self, objective: Objective, result: Descent, curves: Descent, model: Expansion
+        self, objective: Objective, done: list[Descent], curves: Descent, model: Expansion
     ) -> tuple[Descent, Expansion]:
-        """One step of every curve. The trial is expanded at once: most are accepted, and then the next step needs
-        it."""
-        trial, predicted, positive, flat = self._proposed(curves, model)
+        """One step of every curve."""
+        nodes, predicted, positive = _proposed(curves, model)
+        flat = positive & (predicted <= _noise(model))
         near, last, remaining = self._forecast(curves, model, predicted, positive, flat)
-        near = near & objective.has_hessian
         leaving = (last | flat) & curves.indefinite & ~curves.certified
         if leaving.any():
-            some = curves.nodes[leaving], curves.constants[leaving], take(model, leaving)
-            trial[leaving], decrease = escape(objective, *some)
-            # with nothing lower the step is rejected
-            predicted[leaving] = torch.where(decrease > 0, decrease, torch.inf)
+            _leave(objective, curves, model, leaving, nodes, predicted)
         flat, last = flat & ~leaving, last & ~leaving
-        ahead = _expand_trial(objective, curves, model, trial, near, last)
-        gain = (model.energy - ahead.energy) / predicted
-        accepted = positive & torch.where(flat, ahead.energy <= model.energy + _noise(model), gain > _LEAST_GAIN)
-        outside = ~torch.isfinite(ahead.energy)
-        short = positive & ~(accepted | flat | leaving)
+        trial = _tried(objective, curves, nodes, predicted, near & objective.has_hessian, last)
+        gain = (model.energy - trial.energy) / predicted
+        lower = torch.where(flat, trial.energy <= model.energy + _noise(model), gain > _LEAST_GAIN)
+        trial.accepted = positive & lower
+        outside = ~torch.isfinite(trial.energy)
+        short = positive & ~(trial.accepted | flat | leaving)
         if short.any():
-            _shorten(objective, curves, model, short.nonzero()[:, 0], near, trial, predicted, accepted, ahead)
+            _shorten(objective, curves, trial, short.nonzero()[:, 0])
             last = last & ~short
-        kept = curves.uses_hessian & ~near & self.always_exact
-        ahead.curvature = torch.where(kept[:, None, None, None], model.curvature, ahead.curvature)
+        accepted, decrease = trial.accepted, model.energy - trial.energy
+        kept = curves.uses_hessian & ~trial.near & self.always_exact
 
         # steps cut short where the decoder ends look like the last ones of a descent
         free = accepted & (curves.damping <= 1.0)
         curves.hit_domain_edge = (curves.hit_domain_edge | outside) & ~free
-        curves.certified = curves.certified | ((last | flat) & curves.uses_hessian) | (leaving & ~accepted)
-        precise = curves.damping <= _SLIGHT_DAMPING**2
-        settled = flat & curves.certified & (precise | (not self.always_exact))
+        ending = last | flat
+        curves.certified = curves.certified | (ending & curves.uses_hessian) | (leaving & ~accepted)
+        settled = flat & curves.certified
+        if self.always_exact:
+            settled = settled & (curves.damping <= _SLIGHT_DAMPING**2)
         converged = settled | (accepted & last)
-        _record(curves, accepted, model.energy - ahead.energy)
-        left = torch.where(last | flat, remaining, _TO_COME * predicted)
+        left = torch.where(ending, remaining, _TO_COME * trial.predicted)
         curves.remaining = torch.where(accepted | flat, left, curves.remaining)
-        curves = _moved(curves, trial, ahead, accepted, predicted, near | kept)
-        curves.stale = torch.where(accepted, kept, curves.stale)
-        _adapt(curves, accepted, torch.where(flat, 1.0, gain), short, outside)
-        _restart(curves, leaving & accepted)
-        model = merge(accepted, ahead, model)
+        model = trial.moved(model, kept)
+        _move(curves, trial, decrease, kept)
+        _adapt(curves, accepted, gain.masked_fill(flat, 1.0), short, outside)
+        if leaving.any():
+            _restart(curves, leaving & accepted)
         stalled = (curves.growth > 4.0 * 2**_PATIENCE) & ~converged
-        return _retire(result, curves, model, converged | stalled, _status(curves, model, converged, stalled))
-
-    def _proposed(self, curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Trial nodes, the decrease predicted for them, where that is positive definite, and where it is only
-        rounding."""
-        step, predicted, positive = _solve(curves, model)
-        trial = curves.nodes.clone()
-        trial[:, 1:-1] += step
-        return trial, predicted, positive, positive & (predicted <= _noise(model))
+        return _retire(done, curves, model, converged | stalled, _status(curves, model, converged, stalled))
 
     def _forecast(
         self, curves: Descent, model: Expansion, predicted: Tensor, positive: Tensor, flat: Tensor
@@ -231,68 +255,87 @@ def _noise(model: Expansion) -> Tensor:
     return NOISE * torch.finfo(model.energy.dtype).eps * model.energy
 
 
-def _expand_trial(
-    objective: Objective, curves: Descent, model: Expansion, trial: Tensor, near: Tensor, last: Tensor
-) -> Expansion:
-    """The trial's expansion; only its energy, which costs a fraction, where the step is the `last`."""
-    if not last.any():
-        return objective.expand(trial, near, curves.constants)
-    ahead = take(model, torch.arange(last.numel(), device=last.device))
-    ahead.energy[last] = objective.energy(trial[last], curves.constants[last])
-    rows = (~last).nonzero()[:, 0]
-    if rows.numel():
-        put(ahead, rows, objective.expand(trial[rows], near[rows], curves.constants[rows]))
-    return ahead
+def _expansion(objective: Objective, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:
+    """The objective's, with energies in the memory of the host."""
+    found = objective.expand(nodes, exact, constants)
+    found.energy = found.energy.cpu()
+    return found
 
 
-def _shorten(
-    objective: Objective,
-    curves: Descent,
-    model: Expansion,
-    rows: Tensor,
-    near: Tensor,
-    trial: Tensor,
-    predicted: Tensor,
-    accepted: Tensor,
-    ahead: Expansion,
+def _leave(
+    objective: Objective, curves: Descent, model: Expansion, leaving: Tensor, nodes: Tensor, predicted: Tensor
 ) -> None:
-    """Takes a part of the steps of some curves, which were too long, where that lowers the energy: writes the trial,
-    what it promised and its expansion. Energies cost a fraction of an expansion, and rough valleys many rejections."""
-    nodes, constants = curves.nodes[rows], curves.constants[rows]
-    step = trial[rows] - nodes
-    shares = torch.tensor(_SHARES, dtype=step.dtype, device=step.device)
-    tried = (nodes + shares[:, None, None, None] * step).flatten(0, 1)
-    energies = objective.energy(tried, constants.repeat(len(shares), 1)).nan_to_num(torch.inf)
+    """Writes to the trial's nodes what is lowest beside the saddles that some curves leave."""
+    rows = beside(leaving.nonzero()[:, 0], nodes)
+    nodes[rows], decrease = escape(objective, curves.nodes[rows], curves.constants[rows], take(model, leaving))
+    # with nothing lower the step is rejected
+    predicted[leaving] = torch.where(decrease > 0, decrease, torch.inf)
+
+
+def _tried(
+    objective: Objective, curves: Descent, nodes: Tensor, predicted: Tensor, near: Tensor, last: Tensor
+) -> Trial:
+    """The trial with its expansions; only its energy, which costs a fraction, where the step is the `last`."""
+    trial = Trial(nodes, predicted, near, curves.energy, torch.zeros_like(last), [])
+    if last.any():
+        rows = last.nonzero()[:, 0]
+        at = beside(rows, nodes)
+        trial.energy = trial.energy.index_copy(0, rows, objective.energy(nodes[at], curves.constants[at]).cpu())
+    if not last.all():
+        trial.expand(objective, curves, (~last).nonzero()[:, 0])
+    return trial
+
+
+def _shorten(objective: Objective, curves: Descent, trial: Trial, rows: Tensor) -> None:
+    """Takes a part of the steps of some curves, which were too long, where that lowers the energy. Energies cost a
+    fraction of an expansion, and rough valleys many rejections."""
+    at = beside(rows, trial.nodes)
+    nodes, constants = curves.nodes[at], curves.constants[at]
+    step, shares = trial.nodes[at] - nodes, torch.tensor(_SHARES, dtype=curves.energy.dtype)
+    tried = (nodes + beside(shares, step)[:, None, None, None] * step).flatten(0, 1)
+    energies = objective.energy(tried, constants.repeat(len(shares), 1)).cpu().nan_to_num(torch.inf)
     lowest, best = energies.unflatten(0, (len(shares), -1)).min(0)
     share = shares[best]
-    good = model.energy[rows] - lowest > _LEAST_GAIN * share * predicted[rows]
-    rows, share = rows[good], share[good]
-    if not rows.numel():
+    good = curves.energy[rows] - lowest > _LEAST_GAIN * share * trial.predicted[rows]
+    if not good.any():
         return
-    trial[rows], accepted[rows] = nodes[good] + share[:, None, None] * step[good], True
-    predicted[rows] *= share
-    put(ahead, rows, objective.expand(trial[rows], near[rows], constants[good]))
+    trial.nodes[at] = nodes + beside(share, step)[:, None, None] * step
+    rows = rows[good]
+    trial.accepted[rows] = True
+    trial.predicted[rows] *= share[good]
+    trial.expand(objective, curves, rows)
 
 
-def _solve(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
-    """The damped step, the decrease the model predicts for it, and whether the damped Hessian is positive definite.
+def _proposed(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
+    """Trial nodes, the decrease the model predicts for them, and whether the damped Hessian is positive definite.
 
     Where the exact Hessian is not, the curve takes a Gauss-Newton step.
     """
     num_inner, d = curves.nodes.shape[1] - 2, curves.nodes.shape[2]
-    damped = curves.damping[:, None, None] * damping_scale(model, d, num_inner + 1)
-    hessian = model.diagonal + torch.diag_embed(damped)
-    full = hessian + torch.where(curves.uses_hessian[:, None, None, None], model.curvature, 0.0)
-    step, positive = solve_tridiagonal(full, model.upper, -model.gradient)
-    saddle = curves.uses_hessian & ~positive
+    damped = beside(curves.damping, curves.nodes)[:, None, None] * damping_scale(model, d, num_inner + 1)
+    hessian, uses = model.diagonal + torch.diag_embed(damped), curves.uses_hessian
+    full = hessian
+    if uses.any():
+        full = hessian + torch.where(beside(uses, hessian)[:, None, None, None], model.curvature, 0.0)
+    step, predicted = _solve(full, model.upper, model.gradient, damped)
+    saddle = uses & predicted.isnan()
     if saddle.any():
-        gauss = hessian[saddle], model.upper[saddle], -model.gradient[saddle]
-        step[saddle], positive[saddle] = solve_tridiagonal(*gauss)
+        rows = beside(saddle.nonzero()[:, 0], step)
+        step[rows], predicted[saddle] = _solve(hessian[rows], model.upper[rows], model.gradient[rows], damped[rows])
         curves.indefinite = curves.indefinite | saddle
-    predicted = 0.5 * (damped * step * step - model.gradient * step).sum((1, 2))
-    positive = positive & torch.isfinite(predicted)
-    step = torch.where(positive[:, None, None], step, 0.0)
-    return inner_nodes(step, num_inner, d), predicted, positive
+    positive = torch.isfinite(predicted)
+    if not positive.all():
+        step[beside((~positive).nonzero()[:, 0], step)] = 0.0
+    # unknowns beyond the inner nodes are the end, which does not move
+    step = torch.nn.functional.pad(step.flatten(1)[:, : num_inner * d], (d, d)).unflatten(1, (-1, d))
+    return curves.nodes + step, predicted, positive
+
+
+def _solve(diagonal: Tensor, upper: Tensor, gradient: Tensor, damped: Tensor) -> tuple[Tensor, Tensor]:
+    """Damped steps, and the decrease predicted for them: NaN where the Hessian is not positive definite."""
+    step, positive = solve_tridiagonal(diagonal, upper, -gradient)
+    predicted = 0.5 * ((damped * step - gradient) * step).sum((1, 2))
+    return step, torch.where(positive, predicted, torch.nan).cpu()
 
 
 def damping_scale(model: Expansion, d: int, num_segments: int) -> Tensor:
@@ -301,29 +344,19 @@ def damping_scale(model: Expansion, d: int, num_segments: int) -> Tensor:
     return (scale + _EVEN_DAMPING * scale.mean(-1, keepdim=True)).flatten(2) / num_segments**2
 
 
-def inner_nodes(step: Tensor, num_inner: int, d: int) -> Tensor:
-    """A step in the unknowns of an expansion, as a step of the inner nodes ``(B, num_inner, d)``."""
-    return step.flatten(1)[:, : num_inner * d].unflatten(1, (num_inner, d))
-
-
-def _moved(
-    curves: Descent, trial: Tensor, ahead: Expansion, accepted: Tensor, predicted: Tensor, near: Tensor
-) -> Descent:
-    """The curves after their step, where it was accepted."""
-    return replace(
-        curves,
-        nodes=torch.where(accepted[:, None, None], trial, curves.nodes),
-        energy=torch.where(accepted, ahead.energy, curves.energy),
-        predicted=torch.where(accepted, predicted, curves.predicted),
-        exact=torch.where(accepted, near, curves.exact),
-        num_steps=curves.num_steps + 1,
-    )
-
-
-def _record(curves: Descent, accepted: Tensor, decrease: Tensor) -> None:
-    """Keeps the running mean of decreases."""
+def _move(curves: Descent, trial: Trial, decrease: Tensor, kept: Tensor) -> None:
+    """Moves the curves where their step was accepted, and keeps the running mean of decreases."""
+    accepted = trial.accepted
     mean = torch.where(curves.progress.isinf(), decrease, torch.lerp(curves.progress, decrease, 0.3))
     curves.progress = torch.where(accepted, mean, curves.progress)
+    curves.energy = torch.where(accepted, trial.energy, curves.energy)
+    curves.predicted = torch.where(accepted, trial.predicted, curves.predicted)
+    curves.exact = torch.where(accepted, trial.near | kept, curves.exact)
+    curves.stale = torch.where(accepted, kept, curves.stale)
+    curves.num_steps = curves.num_steps + 1
+    everywhere = accepted.all()
+    chosen = trial.nodes if everywhere else beside(accepted, trial.nodes)[:, None, None]
+    curves.nodes = chosen if everywhere else torch.where(chosen, trial.nodes, curves.nodes)
 
 
 def _adapt(curves: Descent, accepted: Tensor, gain: Tensor, short: Tensor, outside: Tensor) -> None:
@@ -353,16 +386,14 @@ def _status(curves: Descent, model: Expansion, converged: Tensor, stalled: Tenso
 
 
 def _retire(
-    result: Descent, curves: Descent, model: Expansion, done: Tensor, status: Status | Tensor
+    done: list[Descent], curves: Descent, model: Expansion, ended: Tensor, status: Status | Tensor
 ) -> tuple[Descent, Expansion]:
-    """Takes the curves that are `done` out of the batch and writes them to the result."""
-    gone = done.nonzero()[:, 0]
-    if gone.numel() == 0:
+    """Takes the curves that have ended out of the batch."""
+    if not ended.any():
         return curves, model
-    curves.status = torch.where(done, status, curves.status)
-    chosen = take(curves, gone)
-    put(result, chosen.index, chosen)
-    if gone.numel() == done.numel():
-        return take(curves, gone[:0]), take(model, gone[:0])
-    kept = (~done).nonzero()[:, 0]
-    return take(curves, kept), take(model, kept)
+    curves.status = torch.where(ended, status, curves.status)
+    if ended.all():
+        done.append(curves)
+        return take(curves, slice(0)), take(model, slice(0))
+    done.append(take(curves, ended))
+    return take(curves, ~ended), take(model, ~ended)

@@ -56,4 +56,4 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def expand(self, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:
-        """The Gauss-Newton expansion, with the exact Hessian for the curves where `exact` is true."""
+        """The Gauss-Newton expansion, with the exact Hessian for the curves where `exact`, on the host, is true."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pullback._curves.curve import Polyline
 from pullback._curves.speed import equal_spacing, mixed_steps
-from pullback._numerics.rows import concatenate, take
+from pullback._numerics.rows import beside, concatenate, moved_to, take
 from pullback._numerics.spline import refine
 from pullback._solvers.base import Solution, Status
 from pullback._solvers.chords import ChordEnergy, lerp_nodes
@@ -27,7 +27,7 @@ _EUCLIDEAN_SHARE = 3e-3
 @dataclass
 class Paths:
     """Curves at one level, with the best path of each so far and its measurement; one entry per curve in every
-    field."""
+    field. All but nodes and points are in the memory of the host, as those of `Descent` are."""
 
     index: Tensor
     nodes: Tensor  # (B, T + 1, d)
@@ -46,24 +46,18 @@ class Paths:
 
     @classmethod
     def start(cls, nodes: Tensor) -> Paths:
-        index = torch.arange(nodes.shape[0], device=nodes.device)
+        index = torch.arange(nodes.shape[0])
+        unknown = torch.full((nodes.shape[0],), torch.nan, dtype=nodes.dtype)
         off = torch.zeros_like(index, dtype=torch.bool)
-        unknown = torch.full((nodes.shape[0],), torch.nan, dtype=nodes.dtype, device=nodes.device)
         return cls(
             index=index,
             nodes=nodes,
             points=nodes,
-            is_spline=off,
             damping=torch.full_like(unknown, START_DAMPING),
-            energy=unknown,
-            length=unknown.clone(),
-            error=unknown.clone(),
+            **{name: unknown.clone() for name in ("energy", "length", "error")},
+            **dict.fromkeys(("is_spline", "strict", "was_walled", "settled", "certified"), off),
             status=torch.full_like(index, Status.UNRESOLVED),
-            strict=off.clone(),
             num_steps=torch.zeros_like(index),
-            was_walled=off.clone(),
-            settled=off.clone(),
-            certified=off.clone(),
         )
 
     def on(self, num_segments: int) -> Tensor:
@@ -75,7 +69,7 @@ class Paths:
         if self.is_spline.all():
             return refine(self.points, factor)
         lines = lerp_nodes(self.points, factor)
-        return torch.where(self.is_spline[:, None, None], refine(self.points, factor), lines)
+        return torch.where(beside(self.is_spline, lines)[:, None, None], refine(self.points, factor), lines)
 
 
 def keep_better(
@@ -91,11 +85,13 @@ def keep_better(
     """The path a level found, shown by ``points`` at equal times, or the one it started from where that is better."""
     is_spline = torch.full_like(worse, spline)
     width = max(paths.points.shape[1], points.shape[1]) - 1
-    new = replace(paths, points=points, is_spline=is_spline)
+    best = replace(paths, points=points, is_spline=is_spline).on(width)
+    if worse.any():
+        best = torch.where(beside(worse, best)[:, None, None], paths.on(width), best)
     return replace(
         paths,
         nodes=descent.nodes,
-        points=torch.where(worse[:, None, None], paths.on(width), new.on(width)),
+        points=best,
         is_spline=torch.where(worse, paths.is_spline, is_spline),
         damping=descent.damping,
         energy=torch.where(worse, paths.energy, found.energy),
@@ -152,6 +148,7 @@ def assemble(done: list[Paths], chords: ChordEnergy) -> Solution:
     # nodes have as many resolutions as there are levels; the best paths are what counts
     paths = take(join([replace(paths, nodes=paths.nodes[:, :1]) for paths in even]), order)
     straight = ~paths.is_spline & torch.isfinite(paths.energy)
+    paths = moved_to(paths, paths.points.device)
     rounding = chords.rounding(Polyline(paths.points).resample(FINE_SEGMENTS // 2 + 1)).nan_to_num(0.0)
     return Solution(
         nodes=paths.points,
@@ -161,10 +158,10 @@ def assemble(done: list[Paths], chords: ChordEnergy) -> Solution:
         status=paths.status,
         strict=paths.strict,
         num_steps=paths.num_steps,
-        num_segments=torch.cat(levels)[order],
+        num_segments=beside(torch.cat(levels)[order], paths.points),
         num_calls=chords.work.num_calls,
         num_decoded=chords.work.num_decoded,
-        straight=straight if straight.any() else None,
+        straight=beside(straight, paths.points) if straight.any() else None,
     )
 
 
@@ -177,7 +174,7 @@ def _with_even_speed(chords: ChordEnergy, paths: Paths) -> Paths:
     if paths.nodes.shape[1] - 1 < FINE_SEGMENTS or not slow.any():
         return paths
     points = paths.on(max(_EVEN_POINTS, paths.points.shape[1] - 1))
-    fine = lerp_nodes(points[slow], SUBSTEPS)
+    fine = lerp_nodes(points[beside(slow.nonzero()[:, 0], points)], SUBSTEPS)
     nodes = Polyline(fine)(equal_spacing(_piece_shares(chords, fine, 1), points.shape[1]))
     nodes[:, 0], nodes[:, -1] = fine[:, 0], fine[:, -1]
     found = measure_pieces(chords, nodes, 2 * SUBSTEPS)
@@ -185,7 +182,7 @@ def _with_even_speed(chords: ChordEnergy, paths: Paths) -> Paths:
     rows = slow.nonzero()[better, 0]
     return replace(
         paths,
-        points=points.index_put((rows,), nodes[better]),
+        points=points.index_copy(0, beside(rows, points), nodes[beside(better.nonzero()[:, 0], nodes)]),
         energy=paths.energy.index_put((rows,), found.energy[better]),
         length=paths.length.index_put((rows,), found.length[better]),
         is_spline=paths.is_spline.index_fill(0, rows, False),

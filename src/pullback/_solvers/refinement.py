@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pullback._curves.curve import Polyline
 from pullback._curves.steps import nearly_equal
-from pullback._numerics.rows import take
+from pullback._numerics.rows import beside, take
 from pullback._solvers.base import Solution, Status
 from pullback._solvers.chords import ChordEnergy, total_energy, total_length
 from pullback._solvers.errors import judge, piece_error, spline_error
@@ -79,11 +79,11 @@ class Refinement:
         num_segments = min(START_SEGMENTS, plan.max_segments) if plan.guided else 4 * plan.min_segments
         start = Polyline(nodes).resample(num_segments + 1)
         chords = self.chords.chords(start, num_segments // plan.min_segments)
-        energies = torch.stack([total_energy(c) for c in chords])
-        paths = replace(Paths.start(start), energy=energies[-1], length=total_length(chords[-1]))
+        *energies, length = torch.stack([*map(total_energy, chords), total_length(chords[-1])]).cpu()
+        paths = replace(Paths.start(start), energy=energies[-1], length=length)
         ready = self._at_once(paths, nodes[:, [0, -1]])
 
-        blind = energies[:-1] < paths.energy / _BLIND
+        blind = torch.stack(energies[:-1]) < paths.energy / _BLIND
         skipped = blind.flip(0).cummax(0).values.sum(0)  # levels up to and including the last that is blind
         waiting = {}
         for k in skipped[~ready].unique().tolist():
@@ -101,14 +101,14 @@ class Refinement:
         """
         finite = torch.isfinite(paths.energy)
         if not finite.all():
-            known = torch.isfinite(self.chords.chords(ends)[0][:, 0])
+            known = torch.isfinite(self.chords.chords(ends)[0][:, 0]).cpu()
             paths.status[~finite] = Status.NOT_FINITE
             paths.status[~known] = Status.BAD_END_POINT
-        near = finite & (nearly_equal(ends[:, 0], ends[:, 1]) | (paths.length <= self._rounding(ends)))
+        near = finite & (nearly_equal(*ends.cpu().unbind(1)) | (paths.length <= self._rounding(ends)))
         if near.any():
-            some = ends[near]
+            some = ends[beside(near.nonzero()[:, 0], ends)]
             step, places = some[:, 1] - some[:, 0], (some[:, 0], some.mean(1), some[:, 1])
-            first, middle, last = (self.chords.metric.norm(z, step) for z in places)
+            first, middle, last = (self.chords.metric.norm(z, step).cpu() for z in places)
             length = torch.lerp(middle, 0.5 * (first + last), 1 / 3)  # Simpson
             paths.length[near], paths.energy[near] = length, length.square()
             bend = (first - 2 * middle + last).abs() / length
@@ -119,8 +119,8 @@ class Refinement:
     def _rounding(self, ends: Tensor) -> Tensor:
         """Lengths of paths below which the rounding of decoded points spoils their chords."""
         if self.chords.num_parts != 1:
-            return ends.new_zeros(len(ends))
-        size = self.chords.parts(ends, ends)[0].norm(dim=-1).amax(-1)
+            return torch.zeros(len(ends), dtype=ends.dtype)
+        size = self.chords.parts(ends, ends)[0].norm(dim=-1).amax(-1).cpu()
         return _ROUNDING * torch.finfo(ends.dtype).eps * size
 
     def _chord_level(self, paths: Paths) -> LevelResult:
@@ -154,7 +154,8 @@ class Refinement:
         weight = _EUCLIDEAN * (FINE_SEGMENTS / level) ** 2 * paths.energy / _span(paths.nodes).square()
         rtol = torch.full_like(paths.energy, _WALLED_SHARE * self.plan.accept)
         objective, minimizer = PieceEnergy(self.chords, substeps), Minimizer(self.plan.walled_steps(level))
-        descent = minimizer.run(objective, paths.nodes, paths.damping, rtol, constants=weight[:, None])
+        constants = beside(weight, paths.nodes)[:, None]
+        descent = minimizer.run(objective, paths.nodes, paths.damping, rtol, constants=constants)
         found = measure_pieces(self.chords, descent.nodes, 2 * substeps)
         kept = measure_pieces(self.chords, paths.points, max(2, 2 * substeps * level // (paths.points.shape[1] - 1)))
         paths = replace(paths, energy=kept.energy, length=kept.length)
@@ -164,10 +165,11 @@ class Refinement:
         new.status, done = judge(self.plan, new, paths, torch.zeros_like(worse))
         back, rest = take(new, done), take(new, ~done)
         rest.nodes = rest.on(2 * level)
-        cut = cut_pieces(self.chords, descent.nodes[~done & ~worse], 2 * level)
-        rest.nodes = rest.nodes.index_put((~worse[~done],), cut)
+        moving = beside((~done & ~worse).nonzero()[:, 0], descent.nodes)
+        cut = cut_pieces(self.chords, descent.nodes[moving], 2 * level)
+        rest.nodes = rest.nodes.index_copy(0, beside((~worse[~done]).nonzero()[:, 0], cut), cut)
         back = replace(back, nodes=back.on(FINE_SEGMENTS), was_walled=torch.ones_like(back.was_walled))
-        return take(back, back.index[:0]), {(_PIECES, 2 * level): rest, (_CHORDS, FINE_SEGMENTS): back}
+        return take(back, slice(0)), {(_PIECES, 2 * level): rest, (_CHORDS, FINE_SEGMENTS): back}
 
     def _routed(self, new: Paths, done: Tensor, routes: dict[Key, Tensor]) -> dict[Key, Paths]:
         """The paths that are not done, prepared for the levels they go to."""
@@ -192,4 +194,4 @@ def _stuck_after_walls(new: Paths, old: Paths, descent: Descent, worse: Tensor) 
 
 def _span(nodes: Tensor) -> Tensor:
     """The Euclidean lengths of paths."""
-    return nodes.diff(dim=1).norm(dim=-1).sum(-1).clamp_min(torch.finfo(nodes.dtype).tiny)
+    return nodes.diff(dim=1).norm(dim=-1).sum(-1).clamp_min(torch.finfo(nodes.dtype).tiny).cpu()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pullback._numerics.rows import beside
 from pullback._numerics.tridiagonal import solve_tridiagonal
 from pullback._solvers.objective import Expansion, Objective
 
@@ -33,9 +34,9 @@ def escape(objective: Objective, nodes: Tensor, constants: Tensor, model: Expans
     tried = torch.stack([nodes + sign * s * shift for s in _STEPS for sign in (1, -1)])
     energies = torch.stack([objective.energy(x, constants).nan_to_num(torch.inf) for x in tried])
     lowest, best = energies.min(0)
-    lower = lowest < model.energy
+    energy = beside(model.energy, lowest)
     found = tried[best, torch.arange(len(best), device=best.device)]
-    return torch.where(lower[:, None, None], found, nodes), (model.energy - lowest).clamp_min(0)
+    return torch.where((lowest < energy)[:, None, None], found, nodes), (energy - lowest).clamp_min(0).cpu()
 
 
 def _direction(nodes: Tensor, model: Expansion) -> Tensor:
