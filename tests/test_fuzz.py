@@ -164,7 +164,7 @@ METHODS = {
     "statistics.GeodesicKMeans": ["predict", "transform"],
     "statistics.GeodesicKMedoids": ["predict"],
     "statistics.GeodesicKernelDensity": ["score_samples", "score"],
-    "statistics.GeodesicNeighbors": ["kneighbors", "radius_neighbors", "kneighbors_graph"],
+    "statistics.GeodesicNeighbors": ["kneighbors"],
     "statistics.GeodesicRegression": ["predict"],
     "statistics.PrincipalGeodesicAnalysis": ["transform"],
 }

@@ -23,8 +23,8 @@ def data(n: int = 40, d: int = 2) -> tuple[Tensor, Tensor]:
     return codes, torch.sin(codes @ torch.randn(d, D, dtype=F64)) + 0.1 * torch.randn(n, D, dtype=F64)
 
 
-def posterior(noisy: bool = True, d: int = 2) -> pb.GPDecoder:
-    return pb.GPDecoder(*data(d=d), lengthscale=ELL, signal=S, noise=TAU, noisy=noisy)
+def posterior(d: int = 2) -> pb.GPDecoder:
+    return pb.GPDecoder(*data(d=d), lengthscale=ELL, signal=S, noise=TAU)
 
 
 def kernel(a: Tensor, b: Tensor) -> Tensor:
@@ -39,13 +39,12 @@ def conditioned(z: Tensor) -> tuple[Tensor, Tensor]:
     return x.mean(0) + gain @ (x - x.mean(0)), kernel(z, z) - gain @ kernel(codes, z)
 
 
-@pytest.mark.parametrize("noisy", [True, False])
-def test_posterior_is_the_conditional_gaussian(noisy: bool):
+def test_posterior_is_the_conditional_gaussian():
     z = 2 * torch.randn(20, 2, dtype=F64)
     mean, covariance = conditioned(z)
-    p = posterior(noisy)(z)
+    p = posterior()(z)
     torch.testing.assert_close(p.mean, mean, rtol=1e-10, atol=1e-10)
-    variance = covariance.diagonal() + (TAU**2 if noisy else 0)
+    variance = covariance.diagonal() + TAU**2
     torch.testing.assert_close(p.variance, variance[:, None].expand(20, D), rtol=1e-9, atol=1e-10)
 
 
@@ -55,16 +54,15 @@ def test_posterior_forgets_the_data_far_away():
     torch.testing.assert_close(p.stddev[0], torch.full((D,), math.hypot(S, TAU), dtype=F64))
 
 
-@pytest.mark.parametrize("noisy", [True, False])
-def test_metric_of_the_posterior_against_autodiff(noisy: bool):
+def test_metric_of_the_posterior_against_autodiff():
     """Σ (∂μ ∂μᵀ + 2 ∂σ ∂σᵀ)/σ² with Jacobians by reverse mode through the conditional Gaussian."""
     z = 2 * torch.randn(8, 2, dtype=F64)
-    M = pb.FisherRaoMetric(posterior(noisy)).tensor(z)
+    M = pb.FisherRaoMetric(posterior()).tensor(z)
     for point, found in zip(z, M, strict=True):
 
         def moments(w: Tensor) -> Tensor:
             mean, covariance = conditioned(w[None])
-            scale = (covariance[0, 0] + (TAU**2 if noisy else 0)).sqrt()
+            scale = (covariance[0, 0] + TAU**2).sqrt()
             return torch.cat([mean[0], scale[None]])
 
         J = torch.autograd.functional.jacobian(moments, point)

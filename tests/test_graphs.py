@@ -332,27 +332,7 @@ def test_more_neighbors_shorten_paths():
     torch.testing.assert_close(lengths[2], (b - a).norm(dim=-1), rtol=0.05, atol=0)
 
 
-# Files and errors
-
-
-@pytest.mark.parametrize("name", FLAT)
-def test_a_saved_graph_gives_the_same_paths(name, tmp_path):
-    fitted, a, b = graph(name)
-    fitted.save(tmp_path / "graph")
-    loaded = pb.Graph.load(Flat(), tmp_path / "graph")
-    assert type(loaded) is type(fitted)
-    assert torch.equal(loaded.paths(a, b, 33), fitted.paths(a, b, 33))
-    assert torch.equal(loaded.distances(a, b), fitted.distances(a, b))
-
-
-def test_a_saved_graph_notices_another_metric(tmp_path):
-    fitted, _, _ = graph("lattice 2-D")
-    fitted.save(tmp_path / "graph.npz")
-    with pytest.warns(UserWarning, match="Fit it again with this metric"):
-        pb.Graph.load(pb.FisherRaoMetric(lambda z: Normal(2 * z, 1.0)), tmp_path / "graph.npz")
-    network = torch.nn.Linear(3, 4).double()
-    with pytest.raises(ValueError, match="in 2 dimensions"):
-        pb.Graph.load(pb.FisherRaoMetric(lambda z: Normal(network(z), 1.0)), tmp_path / "graph.npz")
+# Precision and errors
 
 
 def test_single_precision_is_kept_and_good_enough():

@@ -196,16 +196,6 @@ def test_only_codes_whose_bound_is_below_an_upper_bound_need_a_path():
         assert (chord <= SPHERE.distance(known[:, 0], known[:, 1]).max()).all()
 
 
-@pytest.mark.parametrize("mode", ["connectivity", "distance"])
-def test_graphs_and_radii_in_flat_space(mode):
-    X = table()
-    ours, theirs = pb.statistics.GeodesicNeighbors(n_neighbors=4).fit(X), NearestNeighbors(n_neighbors=4).fit(X)
-    difference = ours.kneighbors_graph(mode=mode) - theirs.kneighbors_graph(mode=mode)
-    assert abs(difference).max() < 1e-10
-    for a, b in zip(ours.radius_neighbors(X[:5], 2.5)[1], theirs.radius_neighbors(X[:5], 2.5)[1], strict=True):
-        assert set(a) == set(b)
-
-
 def test_neighbors_must_exist():
     model = pb.statistics.GeodesicNeighbors().fit(table(5))
     with pytest.raises(ValueError, match="between 1 and 4"):

@@ -32,15 +32,13 @@ from pullback._typing import Array, Codes, CodeSet, Float
 class GPDecoder(nn.Module):
     r"""The exact posterior of independent Gaussian processes, one for each feature, with a common kernel.
 
-    ``decoder(z)`` is the predictive distribution :math:`\mathcal N(\mu(z),\ v(z) + \tau^2)` of an observation, or with
-    ``noisy=False`` the posterior :math:`\mathcal N(\mu(z),\ v(z))` of the function itself. Memory grows with the square
-    of the number of codes: a few thousand are fine.
+    ``decoder(z)`` is the predictive distribution :math:`\mathcal N(\mu(z),\ v(z) + \tau^2)` of an observation. Memory
+    grows with the square of the number of codes: a few thousand are fine.
 
     Args:
         codes, x: latent codes ``(n, d)`` and data ``(n, D)``.
         lengthscale, signal, noise: :math:`\ell`, the standard deviation s of the process, and that of the noise,
             :math:`\tau`. `GPDecoder.fit` finds them by maximal marginal likelihood.
-        noisy: whether the decoder's distribution includes the noise.
 
     >>> import torch, pullback as pb
     >>> z = torch.linspace(-2, 2, 9)[:, None]
@@ -66,14 +64,12 @@ class GPDecoder(nn.Module):
         lengthscale: float,
         signal: float,
         noise: float,
-        noisy: bool = True,
     ):
         super().__init__()
         check_options(lengthscale=lengthscale, signal=signal, noise=noise)
         codes, x = _checked(codes, x)
         for name, value in {"lengthscale": lengthscale, "signal": signal, "noise": noise}.items():
             self.register_buffer(name, codes.new_tensor(value))
-        self.noisy = noisy
         self.register_buffer("origin", codes.mean(0))
         self.register_buffer("codes", codes - self.origin)
         self.register_buffer("mean", x.mean(0))
@@ -83,9 +79,7 @@ class GPDecoder(nn.Module):
         self.register_buffer("weights", self.whiten @ (x - self.mean))
 
     @classmethod
-    def fit(
-        cls, codes: CodeSet, x: Float[Tensor, "n D"] | Array, *, max_iterations: int = 100, noisy: bool = True
-    ) -> Self:
+    def fit(cls, codes: CodeSet, x: Float[Tensor, "n D"] | Array, *, max_iterations: int = 100) -> Self:
         """The posterior with the hyperparameters of maximal marginal likelihood (L-BFGS in their logarithms)."""
         check_options(max_iterations=max_iterations)
         codes, x = _checked(codes, x)
@@ -105,14 +99,12 @@ class GPDecoder(nn.Module):
             objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": max_iterations}
         )
         lengthscale, signal, noise = np.exp(best.x).tolist()
-        return cls(codes, x, lengthscale=lengthscale, signal=signal, noise=noise, noisy=noisy)
+        return cls(codes, x, lengthscale=lengthscale, signal=signal, noise=noise)
 
     def forward(self, z: Codes) -> Normal:
         """The Gaussian distribution of the D features at ``z``."""
         w = self.features(z)
-        variance = (self.signal.square() - w.square().sum(-1, keepdim=True)).clamp_min(0)
-        if self.noisy:
-            variance = variance + self.noise.square()
+        variance = (self.signal.square() - w.square().sum(-1, keepdim=True)).clamp_min(0) + self.noise.square()
         mean = self.mean + w @ self.weights
         return Normal(mean, variance.sqrt().expand_as(mean))
 

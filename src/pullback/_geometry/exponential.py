@@ -112,11 +112,6 @@ class Trajectory(Curve):
         return self.states[..., 1, 0, :]
 
     @property
-    def end_velocity(self) -> Float[Tensor, "*batch d"]:
-        """The velocity at `end`."""
-        return self.states[..., 1, 1, :]
-
-    @property
     def converged(self) -> Bool[Tensor, "*batch"]:
         """Which geodesics arrived."""
         return self.status == Status.CONVERGED

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import abc
 import functools
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from os import PathLike
 from typing import Self
 
 import numpy as np
@@ -24,7 +22,7 @@ from torch import Tensor
 from pullback._curves.curve import Polyline
 from pullback._curves.speed import equal_spacing, mixed_steps
 from pullback._curves.steps import safe_sqrt, squared_steps
-from pullback._decoders.contract import DecoderError, unvalidated
+from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._progress import progress
 from pullback._starts.routes import Links, Routes, batches
@@ -100,46 +98,13 @@ class Graph(abc.ABC):
         result[:, -1] = stop
         return result.reshape(*a.shape[:-1], num_points, a.shape[-1])
 
-    def save(self, file: str | PathLike[str]) -> None:
-        """Writes the graph to a NumPy ``.npz`` file. The metric is not part of it: `Graph.load` is given one."""
-        upper = sparse.triu(self.weights).tocoo()
-        probe = np.stack([upper.row, upper.col])[:, np.linspace(0, upper.nnz - 1, 16).astype(int)]
-        with open(file, "wb") as stream:
-            np.savez(
-                stream,
-                kind=type(self).__name__,
-                nodes=self.nodes.cpu().numpy(),
-                row=upper.row.astype(np.int32),
-                column=upper.col.astype(np.int32),
-                weight=upper.data,
-                spacing=self.spacing,
-                num_links=self.num_links,
-                probe=probe,
-                probe_ds2=_probe(self.metric, self.nodes, probe),
-            )
-
-    @staticmethod
-    def load(metric: Metric, file: str | PathLike[str], *, device: torch.device | str = "cpu") -> Graph:
-        """Reads a saved graph, and warns if the metric measures some of its edges differently than the one it was built
-        with."""
-        with np.load(file, allow_pickle=False) as stored:
-            kinds = {cls.__name__: cls for cls in Graph.__subclasses__()}
-            nodes = torch.from_numpy(stored["nodes"]).to(device)
-            weights = symmetric(stored["row"], stored["column"], stored["weight"], len(nodes))
-            graph = kinds[str(stored["kind"])](
-                metric, nodes, weights, float(stored["spacing"]), int(stored["num_links"])
-            )
-            _check_probe(graph, stored["probe"], stored["probe_ds2"], file)
-        return graph
-
     def _codes(self, *codes: Tensor | Array) -> tuple[Tensor, ...]:
         """End points as tensors without a gradient, if they belong to the graph."""
         found = tuple(z.detach() for z in codes_for(self.metric, *codes, dim=self.nodes.shape[1]))
         for z in found:
             if z.device != self.nodes.device:
                 raise ValueError(
-                    f"The graph is on {self.nodes.device} and the end points on {z.device}. Fit or load it there, or "
-                    "move them."
+                    f"The graph is on {self.nodes.device} and the end points on {z.device}. Fit it there, or move them."
                 )
         return found
 
@@ -214,25 +179,3 @@ def break_ties(lengths: np.ndarray, euclidean: np.ndarray) -> np.ndarray:
     """Adds a millionth of the Euclidean length, in units of the typical Riemannian one."""
     typical = np.median(lengths / euclidean) if len(lengths) else 0
     return lengths + _TIE_BREAK * (typical or 1) * euclidean
-
-
-def _probe(metric: Metric, nodes: Tensor, pairs: np.ndarray) -> np.ndarray:
-    """Squared steps over a few edges, by which a metric is recognized."""
-    with unvalidated(), torch.no_grad():
-        return metric.ds2(nodes[pairs[0]], nodes[pairs[1]]).cpu().numpy()
-
-
-def _check_probe(graph: Graph, pairs: np.ndarray, expected: np.ndarray, file: object) -> None:
-    try:
-        measured = _probe(graph.metric, graph.nodes, pairs)
-    except (RuntimeError, IndexError, DecoderError) as error:
-        raise ValueError(
-            f"The metric cannot measure the nodes of {file}, which lie in {graph.nodes.shape[1]} dimensions and are "
-            f"{graph.nodes.dtype}. Give it the metric the graph was fitted with. The decoder says: {error}"
-        ) from error
-    if not np.allclose(measured, expected, rtol=1e-2, equal_nan=True):
-        warnings.warn(
-            f"The metric measures the edges of {file} differently than the one the graph was fitted with, so its paths "
-            "are no longer shortest. Fit it again with this metric.",
-            stacklevel=3,
-        )

@@ -9,7 +9,7 @@ pairs, once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import torch
@@ -37,6 +37,7 @@ _COARSER = 10.0
 _STALE = 1e-4
 
 
+@dataclass(eq=False, repr=False)
 class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Estimator):
     r"""k-means with the distance of a metric: minimizes :math:`\sum_i \min_j d^2(z_i, \mu_j)` over centers
     :math:`\mu_j`.
@@ -70,28 +71,16 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
                 [5.0500]], dtype=torch.float64)
     """
 
-    def __init__(
-        self,
-        metric: Metric | None = None,
-        n_clusters: int = 8,
-        *,
-        init_centers: str | Array = "k-means++",
-        n_init: int = 1,
-        max_iter: int = 100,
-        rtol: float = DEFAULT_RTOL,
-        init: Starts = None,
-        solver: Solver | None = None,
-        random_state: RandomState = None,
-    ):
-        self.metric = metric
-        self.n_clusters = n_clusters
-        self.init_centers = init_centers
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.rtol = rtol
-        self.init = init
-        self.solver = solver
-        self.random_state = random_state
+    metric: Metric | None = None
+    n_clusters: int = 8
+    _: KW_ONLY
+    init_centers: str | Array = "k-means++"
+    n_init: int = 1
+    max_iter: int = 100
+    rtol: float = DEFAULT_RTOL
+    init: Starts = None
+    solver: Solver | None = None
+    random_state: RandomState = None
 
     @progress("k-means")
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -178,6 +167,7 @@ class _Run:
     converged: bool
 
 
+@dataclass(eq=False, repr=False)
 class GeodesicKMedoids(ClusterMixin, Estimator):
     r"""k-medoids with the distance of a metric: the k codes with the least :math:`\sum_i \min_j d(z_i, m_j)`.
 
@@ -208,20 +198,12 @@ class GeodesicKMedoids(ClusterMixin, Estimator):
         tensor([0, 0, 1])
     """
 
-    def __init__(
-        self,
-        metric: Metric | None = None,
-        n_clusters: int = 8,
-        *,
-        max_iter: int = 300,
-        init: Starts = None,
-        solver: Solver | None = None,
-    ):
-        self.metric = metric
-        self.n_clusters = n_clusters
-        self.max_iter = max_iter
-        self.init = init
-        self.solver = solver
+    metric: Metric | None = None
+    n_clusters: int = 8
+    _: KW_ONLY
+    max_iter: int = 300
+    init: Starts = None
+    solver: Solver | None = None
 
     @progress("k-medoids")
     def fit(self, X: Any, y: Any = None, *, distances: Array | None = None) -> Self:

@@ -31,7 +31,7 @@ from pullback.statistics._paths import DEFAULT_RTOL, Flat, Paths
 Array = np.ndarray | Tensor
 _PLAIN = (bool, int, float, str, type(None))
 # Parameters that must be positive, checked with the codes.
-_POSITIVE = ("rtol", "max_iter", "n_init", "num_points", "radius")
+_POSITIVE = ("rtol", "max_iter", "n_init", "num_points")
 
 
 class Estimator(BaseEstimator, abc.ABC):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self, get_args
 
 import numpy as np
@@ -59,6 +60,7 @@ _FRESH = 10_000
 _NUM_KERNELS = 512
 
 
+@dataclass(eq=False, repr=False)
 class LAND(DensityMixin, Estimator):
     r"""A mixture of locally adaptive normal distributions :math:`p(z) = \sum_k w_k\, p(z; \mu_k, \Gamma_k)`.
 
@@ -114,34 +116,19 @@ class LAND(DensityMixin, Estimator):
         True
     """
 
-    def __init__(
-        self,
-        metric: Metric | None = None,
-        n_components: int = 1,
-        *,
-        base_measure: BaseMeasure = "lebesgue",
-        gaussian_factor: bool = True,
-        tol: float = 1e-3,
-        max_iter: int = 30,
-        num_points: int | None = None,
-        reg_covar: float = 1e-6,
-        init_means: Array | None = None,
-        init: Starts = None,
-        solver: Solver | None = None,
-        random_state: RandomState = None,
-    ):
-        self.metric = metric
-        self.n_components = n_components
-        self.base_measure: BaseMeasure = base_measure
-        self.gaussian_factor = gaussian_factor
-        self.tol = tol
-        self.max_iter = max_iter
-        self.num_points = num_points
-        self.reg_covar = reg_covar
-        self.init_means = init_means
-        self.init = init
-        self.solver = solver
-        self.random_state = random_state
+    metric: Metric | None = None
+    n_components: int = 1
+    _: KW_ONLY
+    base_measure: BaseMeasure = "lebesgue"
+    gaussian_factor: bool = True
+    tol: float = 1e-3
+    max_iter: int = 30
+    num_points: int | None = None
+    reg_covar: float = 1e-6
+    init_means: Array | None = None
+    init: Starts = None
+    solver: Solver | None = None
+    random_state: RandomState = None
 
     @progress("LAND")
     def fit(self, X: Array, y: Any = None) -> Self:

@@ -13,11 +13,11 @@ get the bound zero, and every pair is solved.
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
-from scipy import sparse
 from sklearn.base import DensityMixin
 from torch import Tensor
 
@@ -34,6 +34,7 @@ _REACH = 6.0
 _NUDGE_RTOL = 1e-2
 
 
+@dataclass(eq=False, repr=False)
 class GeodesicNeighbors(Estimator):
     r"""The codes nearest to others by the length of the shortest path.
 
@@ -44,7 +45,6 @@ class GeodesicNeighbors(Estimator):
     Args:
         metric: the geometry; None for flat space.
         n_neighbors: how many, unless `kneighbors` is told otherwise.
-        radius: within which `radius_neighbors` looks, unless told otherwise.
         init: where the search for shortest paths starts, as in `pullback.geodesic`.
         solver: of shortest paths.
 
@@ -61,20 +61,11 @@ class GeodesicNeighbors(Estimator):
                 [1]])
     """
 
-    def __init__(
-        self,
-        metric: Metric | None = None,
-        n_neighbors: int = 5,
-        *,
-        radius: float = 1.0,
-        init: Starts = None,
-        solver: Solver | None = None,
-    ):
-        self.metric = metric
-        self.n_neighbors = n_neighbors
-        self.radius = radius
-        self.init = init
-        self.solver = solver
+    metric: Metric | None = None
+    n_neighbors: int = 5
+    _: KW_ONLY
+    init: Starts = None
+    solver: Solver | None = None
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Remembers the codes ``(n, d)``."""
@@ -117,45 +108,8 @@ class GeodesicNeighbors(Estimator):
         distance, index = (torch.from_numpy(part.reshape(-1, num)).to(queries.device) for part in parts)
         return distance.to(queries), index
 
-    def radius_neighbors(self, X: Any = None, radius: float | None = None, return_distance: bool = True) -> Any:
-        """Distances and indices of all codes within a radius of codes ``(m, d)``, nearest first: arrays of m arrays
-        each.
 
-        Without ``X``, of the fitted codes themselves, none of which then counts as its own neighbor.
-        """
-        queries, lower, kind = self._bounds(X)
-        radius = self.radius if radius is None else radius
-        distance = torch.full_like(lower, torch.inf)
-        near = (lower <= radius).nonzero(as_tuple=True)
-        self._solve(distance, queries, *near)
-        self.n_solved_ = len(near[0])
-        distances, indices = np.empty(len(queries), dtype=object), np.empty(len(queries), dtype=object)
-        for row, values in enumerate(distance):
-            inside = (values <= radius).nonzero()[:, 0]
-            order = inside[values[inside].argsort(stable=True)]
-            distances[row], indices[row] = like(values[order], kind), like(order, kind)
-        return (distances, indices) if return_distance else indices
-
-    def kneighbors_graph(self, X: Any = None, n_neighbors: int | None = None, mode: str = "connectivity") -> Any:
-        """The graph of neighbors, a sparse matrix ``(m, n)`` of ones, or of distances with ``mode="distance"``."""
-        if mode not in ("connectivity", "distance"):
-            raise ValueError(f'mode must be "connectivity" or "distance"; got {mode!r}.')
-        distance, index = (torch.as_tensor(part).cpu().numpy() for part in self.kneighbors(X, n_neighbors))
-        values = distance.ravel() if mode == "distance" else np.ones(index.size)
-        shape = (len(index), len(self.codes_))
-        return sparse.csr_matrix((values, index.ravel(), np.arange(len(index) + 1) * index.shape[1]), shape=shape)
-
-    def _bounds(self, X: Any) -> tuple[Tensor, Tensor, Any]:
-        """Queries, lower bounds of their distances to all codes, and the kind of array to answer with."""
-        kind = self.codes_ if X is None and hasattr(self, "codes_") else X
-        queries = self._codes(kind)
-        lower = self._paths().lower_bounds(queries, torch.as_tensor(self.codes_).to(queries))
-        return queries, lower.fill_diagonal_(torch.inf) if X is None else lower, kind
-
-    def _solve(self, distance: Tensor, queries: Tensor, i: Tensor, j: Tensor) -> None:
-        distance[i, j] = self._paths().distances(queries[i], torch.as_tensor(self.codes_).to(queries)[j])
-
-
+@dataclass(eq=False, repr=False)
 class GeodesicKernelDensity(DensityMixin, Estimator):
     r"""A Gaussian kernel density on the latent manifold, with respect to the Riemannian volume :math:`\sqrt{\det M}\,
     dz`.
@@ -188,22 +142,13 @@ class GeodesicKernelDensity(DensityMixin, Estimator):
         tensor([0.3989], dtype=torch.float64)
     """
 
-    def __init__(
-        self,
-        metric: Metric | None = None,
-        bandwidth: float = 1.0,
-        *,
-        stretch: bool = True,
-        rtol: float = DEFAULT_RTOL,
-        init: Starts = None,
-        solver: Solver | None = None,
-    ):
-        self.metric = metric
-        self.bandwidth = bandwidth
-        self.stretch = stretch
-        self.rtol = rtol
-        self.init = init
-        self.solver = solver
+    metric: Metric | None = None
+    bandwidth: float = 1.0
+    _: KW_ONLY
+    stretch: bool = True
+    rtol: float = DEFAULT_RTOL
+    init: Starts = None
+    solver: Solver | None = None
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Remembers the codes ``(n, d)``."""

@@ -9,6 +9,7 @@ tangent PCA).
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import torch
@@ -26,6 +27,7 @@ from pullback.statistics._frechet import frechet_mean
 from pullback.statistics._paths import DEFAULT_RTOL, Starts
 
 
+@dataclass(eq=False, repr=False)
 class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
     r"""Principal component analysis of the logarithms at the Fréchet mean, in the metric's inner product.
 
@@ -53,20 +55,12 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         tensor([1.], dtype=torch.float64)
     """
 
-    def __init__(
-        self,
-        metric: Metric | None = None,
-        n_components: int | None = None,
-        *,
-        rtol: float = DEFAULT_RTOL,
-        init: Starts = None,
-        solver: Solver | None = None,
-    ):
-        self.metric = metric
-        self.n_components = n_components
-        self.rtol = rtol
-        self.init = init
-        self.solver = solver
+    metric: Metric | None = None
+    n_components: int | None = None
+    _: KW_ONLY
+    rtol: float = DEFAULT_RTOL
+    init: Starts = None
+    solver: Solver | None = None
 
     @progress("principal geodesics")
     def fit(self, X: Any, y: Any = None) -> Self:

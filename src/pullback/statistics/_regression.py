@@ -13,7 +13,7 @@ steps, and one in flat space.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import torch
@@ -36,6 +36,7 @@ _NUDGE = 3e-2
 _HALVINGS = 10
 
 
+@dataclass(eq=False, repr=False)
 class GeodesicRegression(RegressorMixin, Estimator):
     r"""Least squares on a manifold: the geodesic closest to codes that depend on numbers such as time.
 
@@ -65,22 +66,13 @@ class GeodesicRegression(RegressorMixin, Estimator):
         tensor([[16.]], dtype=torch.float64)
     """
 
-    def __init__(
-        self,
-        metric: Metric | None = None,
-        *,
-        rtol: float = DEFAULT_RTOL,
-        tol: float = 1e-6,
-        max_iter: int = 30,
-        init: Starts = None,
-        solver: Solver | None = None,
-    ):
-        self.metric = metric
-        self.rtol = rtol
-        self.tol = tol
-        self.max_iter = max_iter
-        self.init = init
-        self.solver = solver
+    metric: Metric | None = None
+    _: KW_ONLY
+    rtol: float = DEFAULT_RTOL
+    tol: float = 1e-6
+    max_iter: int = 30
+    init: Starts = None
+    solver: Solver | None = None
 
     @progress("regression")
     def fit(self, X: Any, y: Any = None) -> Self:
