@@ -100,7 +100,7 @@ def unsolved(problem: Problem) -> Outcome:
     return Outcome(problem.start(NUM_JUDGED + 1), torch.zeros(len(problem.a), dtype=torch.bool))
 
 
-def _outcome(path: pb.Geodesic) -> Outcome:
+def _outcome(path: pb.results.Geodesic) -> Outcome:
     return Outcome(path.curve.resample(NUM_JUDGED + 1), path.converged, path.num_calls, path.num_decoded)
 
 

@@ -27,13 +27,13 @@ HIDDEN = (256, 256)
 PEAK = {False: 67e12, True: 494e12}  # operations a second of an H200: float32, and with TensorFloat-32
 
 
-def run(model: models.Model, a: Tensor, b: Tensor, options: argparse.Namespace) -> Callable[[], pb.Geodesic]:
+def run(model: models.Model, a: Tensor, b: Tensor, options: argparse.Namespace) -> Callable[[], pb.results.Geodesic]:
     """The task that is timed."""
     metric = pb.FisherRaoMetric(model.decoder)
     settings = {} if options.min_segments is None else {"min_segments": options.min_segments}
     solver = pb.GaussNewton(rtol=options.rtol, max_segments=options.max_segments, **settings)
 
-    def solve() -> pb.Geodesic:
+    def solve() -> pb.results.Geodesic:
         path = pb.geodesic(metric, a, b, solver=solver)
         _wait(a)
         return path
@@ -62,7 +62,7 @@ def measure(d: int, options: argparse.Namespace) -> None:
         profile(solve, a.is_cuda, options.trace)
 
 
-def _line(path: pb.Geodesic, model: models.Model, seconds: float, tf32: bool, exact: Tensor) -> str:
+def _line(path: pb.results.Geodesic, model: models.Model, seconds: float, tf32: bool, exact: Tensor) -> str:
     count = len(path.length)
     flops = path.num_decoded * model.flops
     error = (path.length[: len(exact)].double() / exact - 1).abs()
@@ -90,7 +90,7 @@ def _exact(d: int, a: Tensor, b: Tensor, options: argparse.Namespace) -> Tensor:
     return pb.geodesic(metric, a[:256].double(), b[:256].double(), solver=solver).length
 
 
-def _timed(solve: Callable[[], pb.Geodesic]) -> tuple[float, pb.Geodesic]:
+def _timed(solve: Callable[[], pb.results.Geodesic]) -> tuple[float, pb.results.Geodesic]:
     start = time.perf_counter()
     path = solve()
     return time.perf_counter() - start, path
@@ -101,7 +101,7 @@ def _wait(z: Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def profile(solve: Callable[[], pb.Geodesic], cuda: bool, trace: Path | None) -> None:
+def profile(solve: Callable[[], pb.results.Geodesic], cuda: bool, trace: Path | None) -> None:
     """Prints the 15 kernels that take longest, and the 15 operations that keep the host busy longest."""
     from torch.profiler import ProfilerActivity
 

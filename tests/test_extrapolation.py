@@ -118,7 +118,7 @@ def test_paths_through_the_void_are_told_apart():
     decoder, support = Linear("bernoulli").requires_grad_(False), pb.Support.fit(CODES)
     ends = CODES[(CODES @ circle(1.0, 8)[:-1].T).argmax(0)]
 
-    def solve(decoder: nn.Module) -> pb.Geodesic:
+    def solve(decoder: nn.Module) -> pb.results.Geodesic:
         metric = pb.FisherRaoMetric(decoder)
         return pb.geodesic(metric, ends[:2], ends[4:6], init=pb.Lattice.fit(metric, CODES, num_nodes=25_600))
 

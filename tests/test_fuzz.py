@@ -75,8 +75,12 @@ FUNCTIONS: dict[str, Call] = {
     "certify": lambda m, _: pb.certify(m, PATH).upper,
     "contributions": lambda m, z: pb.contributions(m, z).energy,
     "distance": lambda m, z: pb.distance(m, z, CODES, solver=COARSE),
-    "distance_uncertainty": lambda m, z: pb.distance_uncertainty(m, z, CODES, solver=COARSE).distance,
-    "distance_uncertainty.cov": lambda m, z: pb.distance_uncertainty(m, z, z, np.eye(2), np.eye(2), solver=COARSE).std,
+    "statistics.distance_uncertainty": lambda m, z: (
+        pb.statistics.distance_uncertainty(m, z, CODES, solver=COARSE).distance
+    ),
+    "statistics.distance_uncertainty.cov": lambda m, z: (
+        pb.statistics.distance_uncertainty(m, z, z, np.eye(2), np.eye(2), solver=COARSE).std
+    ),
     "energy": lambda m, z: pb.energy(m, z),
     "expmap": lambda m, z: pb.expmap(m, z, 0.1 * CODES),
     "expmap.velocity": lambda m, z: pb.expmap(m, 0.1 * CODES, z),
@@ -85,8 +89,8 @@ FUNCTIONS: dict[str, Call] = {
     "geodesic": lambda m, z: pb.geodesic(m, z, CODES, solver=COARSE).length,
     "geodesic.end": lambda m, z: pb.geodesic(m, CODES, z, solver=COARSE).length,
     "geodesic.init": lambda m, z: pb.geodesic(m, CODES[0], CODES[-1], init=z, solver=COARSE).length,
-    "identifiability": lambda m, z: (
-        pb.identifiability([m, m], [z, z], num_pairs=2, init=lambda *_: GRAPH, solver=COARSE).distances
+    "statistics.identifiability": lambda m, z: (
+        pb.statistics.identifiability([m, m], [z, z], num_pairs=2, init=lambda *_: GRAPH, solver=COARSE).distances
     ),
     "length": lambda m, z: pb.length(m, z),
     "logarithm": lambda m, z: pb.logarithm(m, z, CODES, solver=COARSE).velocity,
@@ -212,8 +216,8 @@ METRICLESS |= {
     "CubicSpline.through": lambda z: pb.CubicSpline.through(z, num_knots=3)(0.5),
     "CubicSpline.straight": lambda z: pb.CubicSpline.straight(z, z, 3)(0.5),
     "Polyline": lambda z: pb.Polyline(z)(0.5),
-    "Geodesic": lambda z: PATH(first(z)),
-    "Geodesic.curve": lambda z: PATH.curve(first(z)),
+    "results.Geodesic": lambda z: PATH(first(z)),
+    "results.Geodesic.curve": lambda z: PATH.curve(first(z)),
     "results.Trajectory": lambda z: pb.exponential(METRIC, CODES[0], 0.1 * CODES[1])(first(z)),
     "plot.paths": lambda z: plot.paths(z) and None,
     "plot.clusters": lambda z: plot.clusters(z, [0] * 8) and None,
@@ -222,7 +226,7 @@ METRICLESS |= {
 
 # Public names that take no codes of users, by the reason.
 EXEMPT = {
-    "results of functions": """DistanceStore FailedPairsWarning Information Solution Status statistics.FrechetMean
+    "results of functions": """Information statistics.FrechetMean
         plot.ClusterPlot plot.LatentPlot""",
     "errors": "ConvergenceError DecoderError",
     "abstract": "Curve Metric Solver",

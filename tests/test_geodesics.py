@@ -272,10 +272,10 @@ def test_a_tolerance_that_was_missed_is_told():
     fine = pb.geodesic(metric, a, b, solver=pb.GaussNewton(rtol=1e-9, max_segments=64))
     missed = fine.error > 1e-9
     assert missed.any()
-    assert (fine.status[missed & fine.converged] == pb.Status.ABOVE_RTOL).all()
+    assert (fine.status[missed & fine.converged] == pb.results.Status.ABOVE_RTOL).all()
     rough = pb.geodesic(metric, a, b, solver=pb.GaussNewton(rtol=0.05))
     assert rough.converged.all()
-    assert (rough.status == pb.Status.CONVERGED).all()
+    assert (rough.status == pb.results.Status.CONVERGED).all()
 
 
 def test_a_geodesic_is_a_curve():

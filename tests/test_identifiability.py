@@ -30,8 +30,8 @@ def codes():
 
 def test_distances_do_not_depend_on_coordinates(codes):
     metrics = [pb.FisherRaoMetric(decoder), pb.FisherRaoMetric(lambda w: decoder(unwarp(w)))]
-    pulled = pb.identifiability(metrics, [codes, warp(codes)], num_pairs=6)
-    euclidean = pb.identifiability(None, [codes, warp(codes)], num_pairs=6)
+    pulled = pb.statistics.identifiability(metrics, [codes, warp(codes)], num_pairs=6)
+    euclidean = pb.statistics.identifiability(None, [codes, warp(codes)], num_pairs=6)
     assert pulled.converged.all()
     assert pulled.variation.max() < 1e-4
     assert euclidean.variation.mean() > 0.1
@@ -41,9 +41,9 @@ def test_distances_do_not_depend_on_coordinates(codes):
 
 def test_variation_is_the_standard_deviation_over_the_mean(codes):
     scales = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
-    found = pb.identifiability(None, [scale * codes for scale in scales], num_pairs=5)
+    found = pb.statistics.identifiability(None, [scale * codes for scale in scales], num_pairs=5)
     torch.testing.assert_close(found.variation, (scales.std() / scales.mean()).expand(5))
-    same = pb.identifiability(None, [scale * codes for scale in scales], num_pairs=5, normalize=True)
+    same = pb.statistics.identifiability(None, [scale * codes for scale in scales], num_pairs=5, normalize=True)
     assert same.variation.max() < 1e-12
 
 
@@ -55,7 +55,7 @@ def test_graphs_are_made_by_the_caller_if_asked(codes):
         made.append(metric)
         return pb.Lattice.fit(metric, z, num_nodes=100)
 
-    found = pb.identifiability(metrics, [codes, codes], num_pairs=3, init=graph)
+    found = pb.statistics.identifiability(metrics, [codes, codes], num_pairs=3, init=graph)
     assert len(made) == 2
     a, b = codes[found.pairs].unbind(1)
     torch.testing.assert_close(found.distances, (b - a).norm(dim=-1).expand(2, -1), rtol=1e-6, atol=0)
@@ -68,4 +68,4 @@ def test_graphs_are_made_by_the_caller_if_asked(codes):
 def test_models_that_cannot_be_compared_are_refused(num_metrics, sizes, message):
     metrics = [pb.FisherRaoMetric(decoder)] * num_metrics
     with pytest.raises(ValueError, match=message):
-        pb.identifiability(metrics, [torch.zeros(n, 2) for n in sizes])
+        pb.statistics.identifiability(metrics, [torch.zeros(n, 2) for n in sizes])

@@ -108,24 +108,35 @@ REFUSED = [
     ("method", lambda: pb.DivergenceMetric(decoder, method="hessian").tensor(CODES)),
     ("eps", lambda: pb.DivergenceMetric(decoder, method=pb.divergences.CentralDifference(eps=0.0)).tensor(CODES)),
     ("eps", lambda: pb.DivergenceMetric(decoder, method=pb.divergences.CentralDifference(eps=-1.0)).tensor(CODES)),
-    ("method", lambda: pb.distance_uncertainty(METRIC, A, B, A.abs(), method="mc", solver=COARSE)),
+    ("method", lambda: pb.statistics.distance_uncertainty(METRIC, A, B, A.abs(), method="mc", solver=COARSE)),
     (
         "num_samples",
-        lambda: pb.distance_uncertainty(METRIC, A, B, 0.01 * A.abs(), method="samples", num_samples=0, solver=COARSE),
+        lambda: pb.statistics.distance_uncertainty(
+            METRIC, A, B, 0.01 * A.abs(), method="samples", num_samples=0, solver=COARSE
+        ),
     ),
     (
         "num_samples",
-        lambda: pb.distance_uncertainty(METRIC, A, B, 0.01 * A.abs(), method="samples", num_samples=1, solver=COARSE),
+        lambda: pb.statistics.distance_uncertainty(
+            METRIC, A, B, 0.01 * A.abs(), method="samples", num_samples=1, solver=COARSE
+        ),
     ),
     ("num_points", lambda: pb.uncertainty_report(decoder, CODES, num_points=0, num_pairs=1)),
     ("num_pairs", lambda: pb.uncertainty_report(decoder, CODES, num_points=5, num_pairs=0)),
-    ("num_pairs", lambda: pb.identifiability([METRIC, METRIC], [CODES, CODES], num_pairs=0, solver=COARSE)),
-    ("num_pairs", lambda: pb.identifiability([METRIC, METRIC], [CODES, CODES], num_pairs=-1, solver=COARSE)),
+    ("num_pairs", lambda: pb.statistics.identifiability([METRIC, METRIC], [CODES, CODES], num_pairs=0, solver=COARSE)),
+    ("num_pairs", lambda: pb.statistics.identifiability([METRIC, METRIC], [CODES, CODES], num_pairs=-1, solver=COARSE)),
     (
         "pairs",
-        lambda: pb.identifiability([METRIC, METRIC], [CODES, CODES], pairs=torch.tensor([[0, 99]]), solver=COARSE),
+        lambda: pb.statistics.identifiability(
+            [METRIC, METRIC], [CODES, CODES], pairs=torch.tensor([[0, 99]]), solver=COARSE
+        ),
     ),
-    ("pairs", lambda: pb.identifiability([METRIC, METRIC], [CODES, CODES], pairs=torch.tensor([0, 1]), solver=COARSE)),
+    (
+        "pairs",
+        lambda: pb.statistics.identifiability(
+            [METRIC, METRIC], [CODES, CODES], pairs=torch.tensor([0, 1]), solver=COARSE
+        ),
+    ),
     ("num_segments", lambda: pb.contributions(METRIC, PATH, num_segments=3)),
     ("rtol", lambda: pb.statistics.frechet_mean(METRIC, CODES, rtol=-1.0)),
     ("max_steps", lambda: pb.statistics.frechet_mean(METRIC, CODES, max_steps=0)),
@@ -161,7 +172,7 @@ def test_an_rtol_above_accept_is_what_is_accepted():
     assert found.error <= 0.1
 
 
-@pytest.mark.filterwarnings("ignore::pullback.FailedPairsWarning")
+@pytest.mark.filterwarnings("ignore::pullback.results.FailedPairsWarning")
 def test_distances_of_rectified_decoders_are_given_where_paths_converge():
     """A path that converged to less than was asked for has a distance, in a matrix as by itself."""
     torch.manual_seed(0)
@@ -169,6 +180,6 @@ def test_distances_of_rectified_decoders_are_given_where_paths_converge():
     metric, codes = pb.FisherRaoMetric(lambda z: Bernoulli(logits=3 * net(z))), 2 * torch.randn(4, 2).double()
     solver = pb.GaussNewton(rtol=1e-8)
     alone = pb.geodesic(metric, codes[:, None], codes, solver=solver)
-    assert (alone.status == pb.Status.ABOVE_RTOL).any(), "the case of this test"
+    assert (alone.status == pb.results.Status.ABOVE_RTOL).any(), "the case of this test"
     together = pb.pairwise_distances(metric, codes, solver=solver, n_jobs=1)
     assert together[alone.converged].isfinite().all()

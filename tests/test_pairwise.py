@@ -91,11 +91,13 @@ def test_the_triangle_inequality_holds():
 def test_a_bad_code_costs_its_own_pairs_only():
     Z = NORMAL.points(4)
     Z[2] = torch.nan
-    with pytest.warns(pb.FailedPairsWarning, match=r"3 pairs have no distance.*\(0, 2\): an end point is NaN") as seen:
+    with pytest.warns(
+        pb.results.FailedPairsWarning, match=r"3 pairs have no distance.*\(0, 2\): an end point is NaN"
+    ) as seen:
         D = pb.pairwise_distances(NORMAL.metric, Z)
     assert D[[0, 1, 3]][:, [0, 1, 3]].isfinite().all()
     assert D[2, [0, 1, 3]].isnan().all()
-    (warning,) = [w.message for w in seen if isinstance(w.message, pb.FailedPairsWarning)]
+    (warning,) = [w.message for w in seen if isinstance(w.message, pb.results.FailedPairsWarning)]
     assert [pair[:2] for pair in warning.failures] == [(0, 2), (1, 2), (2, 3)]
     assert all("end point is NaN" in pair[2] for pair in warning.failures)
     with pytest.raises(pb.ConvergenceError, match="3 pairs have no distance") as error:
@@ -111,7 +113,9 @@ class OnlyFromGraphs(pb.Solver):
         found = pb.GaussNewton().solve(metric, nodes)
         straight = nodes.shape[1] == 2
         return (
-            dataclasses.replace(found, status=torch.full_like(found.status, pb.Status.MAX_STEPS)) if straight else found
+            dataclasses.replace(found, status=torch.full_like(found.status, pb.results.Status.MAX_STEPS))
+            if straight
+            else found
         )
 
 
@@ -155,13 +159,13 @@ def copy(finished, tmp_path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "d.zarr"))
 
 
-def resume(path: Path, **changed) -> pb.DistanceStore:
+def resume(path: Path, **changed) -> pb.results.DistanceStore:
     given = {"metric": curved(), "Z": codes(), "block_size": 3, "n_jobs": 1}
     return pb.pairwise_distances(**(given | changed), out=path)
 
 
 def test_a_store_has_the_matrix(finished):
-    store = pb.DistanceStore.open(finished)
+    store = pb.results.DistanceStore.open(finished)
     in_memory = pb.pairwise_distances(curved(), codes(), block_size=3, n_jobs=1)
     np.testing.assert_array_equal(store.distances[:], in_memory.numpy())
     assert store.failures() == []
@@ -177,7 +181,7 @@ def test_a_finished_store_is_left_alone(copy):
 def test_missing_blocks_are_solved_and_no_others(finished, copy):
     for chunk in ("0/1", "2/2", "2/3"):
         (copy / "distances" / "c" / chunk).unlink()
-    assert pb.DistanceStore.open(copy).num_missing == 3
+    assert pb.results.DistanceStore.open(copy).num_missing == 3
     (copy / "distances" / "c" / "1" / "0.left-by-a-killed-process.partial").write_bytes(b"half")
     assert resume(copy).num_solved == 3
     assert tree(copy) == tree(finished)
@@ -260,7 +264,7 @@ def test_a_full_or_read_only_disk_loses_nothing(finished, tmp_path, monkeypatch,
         resume(path)
     assert error.value.errno == number
     monkeypatch.undo()
-    store = pb.DistanceStore.open(path)
+    store = pb.results.DistanceStore.open(path)
     assert 0 < store.num_missing < store.num_blocks
     assert resume(path).num_solved == store.num_missing
     assert tree(path) == tree(finished)
@@ -276,7 +280,7 @@ def test_failures_are_stored(tmp_path):
     pytest.importorskip("zarr")
     Z = codes(5)
     Z[3] = torch.nan
-    with pytest.warns(pb.FailedPairsWarning, match="4 pairs have no distance"):
+    with pytest.warns(pb.results.FailedPairsWarning, match="4 pairs have no distance"):
         store = resume(tmp_path / "d.zarr", Z=Z, block_size=1)
     assert store.complete
     assert [pair[:2] for pair in store.failures()] == [(0, 3), (1, 3), (2, 3), (3, 4)]
@@ -295,7 +299,7 @@ def test_a_pool_of_processes_agrees_to_the_last_bit(finished, tmp_path):
     resume(tmp_path / "d.zarr", n_jobs=2)
     assert tree(tmp_path / "d.zarr") == tree(finished)
     in_memory = pb.pairwise_distances(curved(), codes(), block_size=3, n_jobs=2)
-    np.testing.assert_array_equal(in_memory.numpy(), pb.DistanceStore.open(finished).distances[:])
+    np.testing.assert_array_equal(in_memory.numpy(), pb.results.DistanceStore.open(finished).distances[:])
 
 
 def test_a_metric_that_cannot_be_sent_is_refused_with_a_sentence():
@@ -350,7 +354,7 @@ def test_a_killed_driver_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
         while driver.poll() is None and len(list(path.glob("distances/c/*/*"))) < 20:
             time.sleep(0.005)
         driver.kill()
-    stopped = pb.DistanceStore.open(path)
+    stopped = pb.results.DistanceStore.open(path)
     assert 0 < stopped.num_missing < stopped.num_blocks
     kept = {file: file.stat().st_mtime_ns for file in path.glob("distances/c/*/[0-9]*") if "partial" not in file.name}
     capsys.readouterr()

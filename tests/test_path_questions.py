@@ -117,7 +117,7 @@ def test_uncertainty_of_a_distance_in_flat_space():
     metric = pb.FisherRaoMetric(lambda z: Normal(z @ A.mT, 1.0))
     a, b = torch.zeros(3, dtype=DOUBLE), torch.tensor([1.0, -2.0, 0.5], dtype=DOUBLE)
     variances = torch.tensor([0.1, 0.2, 0.3], dtype=DOUBLE) ** 2
-    found = pb.distance_uncertainty(metric, a, b, variances, 2 * torch.diag(variances))
+    found = pb.statistics.distance_uncertainty(metric, a, b, variances, 2 * torch.diag(variances))
     g = (A @ (b - a)) @ A / (A @ (b - a)).norm()
     torch.testing.assert_close(found.distance, (A @ (b - a)).norm(), rtol=1e-6, atol=0)
     torch.testing.assert_close(found.std, (3 * variances * g**2).sum().sqrt(), rtol=1e-4, atol=0)
@@ -127,9 +127,9 @@ def test_delta_and_samples_agree_for_narrow_posteriors(network):
     metric = pb.FisherRaoMetric(lambda z: Bernoulli(logits=network(z)))
     a, b = ends(3)
     cov = 0.02**2 * torch.tensor([[1.0, 0.5], [0.5, 2.0]], dtype=DOUBLE)
-    delta = pb.distance_uncertainty(metric, a, b, cov, cov)
-    sampled = pb.distance_uncertainty(metric, a, b, cov, cov, method="samples", num_samples=400)
+    delta = pb.statistics.distance_uncertainty(metric, a, b, cov, cov)
+    sampled = pb.statistics.distance_uncertainty(metric, a, b, cov, cov, method="samples", num_samples=400)
     torch.testing.assert_close(delta.std, sampled.std, rtol=0.2, atol=0)
     torch.testing.assert_close(delta.distance, sampled.distance, rtol=0.05, atol=0)
     with pytest.raises(ValueError, match="positive definite"):
-        pb.distance_uncertainty(metric, a, b, -torch.eye(2, dtype=DOUBLE))
+        pb.statistics.distance_uncertainty(metric, a, b, -torch.eye(2, dtype=DOUBLE))

@@ -68,8 +68,14 @@ LONG: dict[str, tuple[str, Callable[[], object]]] = {
     "distance": ("distances", lambda: pb.distance(METRIC, A, CODES[1:])),
     "squared_distance": ("distances", lambda: pb.squared_distance(METRIC, A, CODES[1:])),
     "gradient of distance": ("distances", lambda: pb.distance(METRIC, A.clone().requires_grad_(), CODES[1:])),
-    "distance_uncertainty": ("distances", lambda: pb.distance_uncertainty(METRIC, A, B, cov_a=0.01 * A.abs())),
-    "identifiability": ("distances", lambda: pb.identifiability([METRIC, METRIC], [CODES, CODES], num_pairs=2)),
+    "distance_uncertainty": (
+        "distances",
+        lambda: pb.statistics.distance_uncertainty(METRIC, A, B, cov_a=0.01 * A.abs()),
+    ),
+    "identifiability": (
+        "distances",
+        lambda: pb.statistics.identifiability([METRIC, METRIC], [CODES, CODES], num_pairs=2),
+    ),
     "pairwise_distances": ("distances", lambda: pb.pairwise_distances(METRIC, CODES[:4], n_jobs=1)),
     "neighbors": ("candidates, distances", lambda: pb.neighbors(METRIC, CODES, 2, n_jobs=1)),
     "certify": ("certificates", lambda: pb.certify(METRIC, PATH)),

@@ -166,7 +166,7 @@ class Recording(pb.Solver):
 
     ends: list[Tensor] = field(default_factory=list)
 
-    def solve(self, metric: pb.Metric, nodes: Tensor) -> pb.Solution:
+    def solve(self, metric: pb.Metric, nodes: Tensor) -> pb.results.Solution:
         self.ends.append(nodes[:, [0, -1]])
         return pb.GaussNewton().solve(metric, nodes)
 

@@ -104,8 +104,8 @@ def contributions(
 
     Args:
         metric: a `pullback.FisherRaoMetric`, or any metric with an embedding, whose coordinates are then the features.
-        path: a geodesic, a curve, or points of a polyline. The contributions to a `pullback.Geodesic` sum to its
-            `energy`, those to a curve to ``pullback.energy(metric, curve, num_segments=..., extrapolate=True)``.
+        path: a geodesic, a curve, or points of a polyline. The contributions to a `pullback.results.Geodesic` sum to
+            its `energy`, those to a curve to ``pullback.energy(metric, curve, num_segments=..., extrapolate=True)``.
         labels: names of the decoder's features in the order of its output; numbers by default. Walls, priors and
             readings of wrappers have rows named after them.
         num_segments: steps of the sum, an even number.

@@ -58,8 +58,8 @@ def distance(
         init: as in `pullback.geodesic`.
 
     Raises:
-        ConvergenceError: if a path did not converge. Its `result` is the `pullback.Geodesic`, with a status for each
-            pair.
+        ConvergenceError: if a path did not converge. Its `result` is the `pullback.results.Geodesic`, with a status for
+            each pair.
 
     Example:
         >>> import torch, pullback as pb

@@ -34,7 +34,7 @@ class DistanceUncertainty:
 
     >>> import torch, pullback as pb
     >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
-    >>> pb.distance_uncertainty(metric, [0.0], [5.0], cov_b=[0.01]).std
+    >>> pb.statistics.distance_uncertainty(metric, [0.0], [5.0], cov_b=[0.01]).std
     tensor(0.2000)
     """
 
@@ -84,7 +84,7 @@ def distance_uncertainty(
         >>> import torch, pullback as pb
         >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
         >>> a, b = torch.zeros(2), torch.tensor([3.0, 4.0])
-        >>> pb.distance_uncertainty(metric, a, b, cov_a=0.01 * torch.ones(2))
+        >>> pb.statistics.distance_uncertainty(metric, a, b, cov_a=0.01 * torch.ones(2))
         DistanceUncertainty(10 ± 0.2)
     """
     check_options(least=2, num_samples=num_samples)

@@ -77,7 +77,7 @@ class Trajectory(Curve):
     Attributes:
         states: position and velocity at both ends, of shape ``(*batch, 2, 2, d)``.
         reached: the time up to which each geodesic is known; 1 if it arrived.
-        status: how each geodesic ended, as integers of `pullback.Status`; see `messages` for sentences.
+        status: how each geodesic ended, as integers of `pullback.results.Status`; see `messages` for sentences.
         rtol: the tolerance each was followed with: the one asked for, or 1e-3 where the decoder turned out to have
             kinks.
         speed_drift: the relative change of the speed :math:`\sqrt{\dot z^\top M \dot z}` between both ends. The speed

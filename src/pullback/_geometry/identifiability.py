@@ -44,7 +44,7 @@ class Identifiability:
     >>> import torch, pullback as pb
     >>> models = [pb.FisherRaoMetric(lambda z, s=s: torch.distributions.Normal(s * z, 1.0)) for s in (1.0, 2.0)]
     >>> codes = torch.tensor([[0.0], [1.0], [3.0]])
-    >>> pb.identifiability(models, [codes, codes], pairs=torch.tensor([[0, 1], [0, 2]])).distances
+    >>> pb.statistics.identifiability(models, [codes, codes], pairs=torch.tensor([[0, 1], [0, 2]])).distances
     tensor([[1., 3.], [2., 6.]])
     """
 
@@ -102,9 +102,10 @@ def identifiability(
         >>> models = [lambda z: Normal(z, 1.0), lambda z: Normal(z / 3, 1.0)]
         >>> metrics = [pb.FisherRaoMetric(model) for model in models]
         >>> pairs = torch.tensor([[0, 1], [0, 2]])
-        >>> pb.identifiability(metrics, [z, 3 * z], pairs=pairs, init=pb.CodeGraph.fit).variation.round(decimals=3)
+        >>> found = pb.statistics.identifiability(metrics, [z, 3 * z], pairs=pairs, init=pb.CodeGraph.fit)
+        >>> found.variation.round(decimals=3)
         tensor([0., 0.])
-        >>> pb.identifiability(None, [z, 3 * z], pairs=pairs).variation.round(decimals=3)
+        >>> pb.statistics.identifiability(None, [z, 3 * z], pairs=pairs).variation.round(decimals=3)
         tensor([0.7070, 0.7070])
     """
     check_options(num_pairs=num_pairs)

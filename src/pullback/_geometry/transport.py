@@ -72,7 +72,7 @@ def parallel_transport(
 
     Args:
         metric: the geometry.
-        curve: a curve or a batch of them, a `pullback.Geodesic`, or points ``(*curves, n, d)`` of a polyline.
+        curve: a curve or a batch of them, a `pullback.results.Geodesic`, or points ``(*curves, n, d)`` of a polyline.
         v: tangents at its beginning, any shape ``(*batch, d)`` that broadcasts with the curves'.
         rtol: relative error allowed. By default 1e-5, and 1e-3 where the decoder has kinks.
         max_segments: steps after which the curve counts as unresolved.

@@ -76,7 +76,7 @@ def _run(options: Options) -> str:
     return _report(store)
 
 
-def _report(store: pb.DistanceStore) -> str:
+def _report(store: pb.results.DistanceStore) -> str:
     failed = store.failures()
     rest = "complete" if store.complete else f"{store.num_missing} of {store.num_blocks} blocks to go"
     lines = [f"{store.num_solved} blocks solved; {store.path} is {rest}; {len(failed)} pairs have no distance"]

@@ -231,7 +231,7 @@ class Solved:
 
     metric: pb.Metric
     codes: Tensor
-    path: pb.Geodesic
+    path: pb.results.Geodesic
     numbers: dict[str, Any]
 
 

@@ -4,8 +4,8 @@ The introduction of Arvanitidis et al. 2022 gives identifiability as the reason 
 autoencoder of poses is trained several times from other seeds, and the distances between the same pairs of poses are
 compared over the models: Euclidean distances of the codes, lengths under the pulled-back Euclidean metric of the mean
 poses, and Fisher-Rao lengths, as they are, with the prior, and with a wall around the data. The measure is the
-coefficient of variation (`pullback.identifiability`). And one model is compared with itself in other coordinates,
-:math:`g(z) = (z_1, z_2 + z_1^2 / 2)`.
+coefficient of variation (`pullback.statistics.identifiability`). And one model is compared with itself in other
+coordinates, :math:`g(z) = (z_1, z_2 + z_1^2 / 2)`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _compare(kind: str, models: list[Model], settings: Settings) -> Identifiabil
 
 
 def _identifiability(metrics: list[pb.Metric] | None, codes: list[Tensor], settings: Settings) -> Identifiability:
-    return pb.identifiability(
+    return pb.statistics.identifiability(
         metrics,
         codes,
         num_pairs=settings.num_pairs,

@@ -188,7 +188,7 @@ def _route(model: Model, route: str, a: Tensor, b: Tensor, settings: Settings) -
     return path.curve, path.converged
 
 
-def shorter(first: pb.Geodesic, second: pb.Geodesic) -> tuple[pb.Curve, Tensor]:
+def shorter(first: pb.results.Geodesic, second: pb.results.Geodesic) -> tuple[pb.Curve, Tensor]:
     """Pair by pair the shorter of two paths, and whether it converged."""
     better = first.length <= second.length
     points = torch.where(better[:, None, None], first.curve.resample(FINE), second.curve.resample(FINE))

@@ -160,8 +160,8 @@ def trained(train: Tensor, source: str, out: Path, settings: Settings) -> Bernou
 class Routes:
     """Ways between the same pairs: geodesics under two extrapolations, and straight lines at two paces."""
 
-    recommended: pb.Geodesic
-    reweighted: pb.Geodesic
+    recommended: pb.results.Geodesic
+    reweighted: pb.results.Geodesic
     line: pb.CubicSpline
     paced: pb.CubicSpline
     decoder: pb.Extrapolated
@@ -174,7 +174,7 @@ class Routes:
         decoder, fading = pb.Extrapolated(vae, support), pb.Reweighted(vae, support, beta=settings.beta, smooth=False)
         solver = pb.GaussNewton(rtol=1e-3, max_segments=settings.max_segments)
 
-        def solve(metric: pb.Metric) -> pb.Geodesic:
+        def solve(metric: pb.Metric) -> pb.results.Geodesic:
             start = pb.Lattice.fit(metric, codes, num_nodes=settings.num_nodes)
             return pb.geodesic(metric, a, b, init=start, solver=solver, support=support)
 

@@ -64,7 +64,7 @@ def keeping_to(inside: Callable[[Tensor], Tensor], lattice: pb.Lattice) -> pb.La
 
 def both_ways(
     metric: pb.Metric, lattice: pb.Lattice, decoder: pb.Reweighted, a: Tensor, b: Tensor, solver: pb.Solver
-) -> tuple[pb.Geodesic, pb.Geodesic]:
+) -> tuple[pb.results.Geodesic, pb.results.Geodesic]:
     """Geodesics from the lattice's shortest paths, and from its shortest paths where the decoder is certain.
 
     What the support contains would be too much: the slider reaches the void before the support ends.

@@ -60,7 +60,7 @@ class Recipe:
     num_segments: int = 20
     max_steps: int = 150
 
-    def __call__(self, decoder: torch.nn.Module, codes: Tensor, a: Tensor, b: Tensor) -> pb.Geodesic:
+    def __call__(self, decoder: torch.nn.Module, codes: Tensor, a: Tensor, b: Tensor) -> pb.results.Geodesic:
         """Paths from ``a`` to ``b``, each ``(n, 2)``."""
         metric = pb.DivergenceMetric(decoder, divergence=pb.divergences.symmetrized_kl)
         edges = metric

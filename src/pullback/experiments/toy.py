@@ -236,7 +236,7 @@ def _counts(converged: Tensor, leaves: Tensor) -> dict[str, Any]:
     return {"paths": len(converged), "converged": int(converged.sum()), "leave": int(leaves.sum())}
 
 
-def geodesics(metric: pb.FisherRaoMetric, codes: Tensor, settings: Settings = PAPER) -> pb.Geodesic:
+def geodesics(metric: pb.FisherRaoMetric, codes: Tensor, settings: Settings = PAPER) -> pb.results.Geodesic:
     """The paths of one panel, started from shortest paths on a lattice: a straight line would start in the void."""
     a, b = pairs(codes, settings)
     start = pb.Lattice.fit(metric, codes, num_nodes=settings.num_nodes)

@@ -129,8 +129,8 @@ def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style
     In more than two dimensions curves are projected onto the plane that `latent` has drawn on the same axes.
 
     Args:
-        curves: points of shape ``(*batch, n, d)``; or a `pullback.Geodesic` or a `pullback.Curve`, which is drawn
-            through `num_points` of its points.
+        curves: points of shape ``(*batch, n, d)``; or a `pullback.results.Geodesic` or a `pullback.Curve`, which is
+            drawn through `num_points` of its points.
         num_points: of each line.
         ax: matplotlib axes; new ones by default.
         **style: passed to `matplotlib.axes.Axes.plot`.

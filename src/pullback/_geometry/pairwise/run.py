@@ -33,7 +33,7 @@ class FailedPairsWarning(UserWarning):
         failures: ``(i, j, message)`` for each of them.
 
     >>> import pullback as pb
-    >>> pb.FailedPairsWarning("1 pair has no distance.", [(0, 2, "an end point is NaN")]).failures
+    >>> pb.results.FailedPairsWarning("1 pair has no distance.", [(0, 2, "an end point is NaN")]).failures
     [(0, 2, 'an end point is NaN')]
     """
 

@@ -47,7 +47,7 @@ class DistanceStore:
         >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
         >>> folder = tempfile.mkdtemp() + "/d.zarr"
         >>> store = pb.pairwise_distances(metric, codes, out=folder)
-        >>> store.distances[:2].shape, store.failures(), pb.DistanceStore.open(folder).complete
+        >>> store.distances[:2].shape, store.failures(), pb.results.DistanceStore.open(folder).complete
         ((2, 5), [], True)
     """
 
