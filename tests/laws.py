@@ -86,7 +86,7 @@ def check_frame(case: Case) -> None:
             _agree(value - value[:1], other - other[:1])
             _agree(jacobian, slope)
         forces = [torch.randn_like(value) for value in values]
-        _agree(frame.hessians(forces), replace(frame, coordinates=None).hessians(forces))
+        _agree(frame.hessians(forces), replace(frame, parts=()).hessians(forces))
 
 
 def _agree(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:

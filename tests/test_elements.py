@@ -107,7 +107,12 @@ def test_which_roots_are_separable():
     h = torch.randn(3, 4, dtype=DOUBLE)
     channel = Independent(UnitNormal(h), 1)
     both = pb.Product(Independent(Bernoulli(logits=h), 1), channel)
-    for family, expected in ((Bernoulli(logits=h), True), (both, True), (Categorical(logits=h), False)):
+    for family, expected in (
+        (Bernoulli(logits=h), True),
+        (both, True),
+        (Categorical(logits=h), True),
+        (Normal(h, h.exp()), False),
+    ):
         assert fisher(family).separable is expected
 
 

@@ -474,10 +474,10 @@ class Claimed(torch.distributions.Distribution):
     [
         (lambda eta, u: u / eta.sqrt(), None),
         (lambda eta, u: -u / eta.sqrt(), "must have its derivative for a root"),
-        (lambda eta, u: (u / eta.sqrt()).flip(-1), "each number of its root must depend"),
+        (lambda eta, u: (u / eta.sqrt()).flip(-1), "each number of which depends"),
         (
             lambda eta, u: u / eta.sqrt() * (1 + (eta.sum(-1, keepdim=True) > 2.99)),
-            "each number of its root must depend",
+            "each number of which depends",
         ),
     ],
 )

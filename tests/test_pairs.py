@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.distributions import Cauchy, Gumbel, Independent, Laplace, LogNormal, Normal, Weibull
@@ -61,11 +63,28 @@ def test_roots_and_slopes_are_those_of_the_pair(metrics):
     z = torch.randn(4, 5, 3, dtype=torch.float64, generator=generator)
     for metric in metrics:
         frame = metric.frame_at(z, origin=z[:, :1])
-        (root,) = frame.roots
-        torch.testing.assert_close(torch.einsum("ibnf,jbnf->bnij", root, root), metric.tensor(z))
+        tensors = [torch.einsum("ibnf,jbnf->bnij", root, root) for (root,) in frame.roots]
+        torch.testing.assert_close(sum(tensors), metric.tensor(z))
         forces = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for x in frame.values]
         products = [torch.einsum("ibnf,bnf->bni", J, f) for J, f in zip(frame.tangents, forces, strict=True)]
         torch.testing.assert_close(frame.slopes(forces), products[0] + products[1])
+
+
+@pytest.mark.parametrize("metrics", FAMILIES, indirect=True)
+@pytest.mark.parametrize("d", [3, 5])
+def test_blocks_between_nodes_are_those_of_the_pair(metrics, d):
+    """With five dimensions they go by the two coordinates of the family, with three by the codes."""
+    z = torch.randn(4, 5, d, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    wide = torch.randn(d, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
+    for metric in (pb.FisherRaoMetric(lambda z: metrics[0].decoder(z @ wide)), metrics[1]):
+        if metric is metrics[1] and d != 3:
+            continue
+        frame = metric.frame_at(z, origin=z[:, :1])
+        phi, psi = (J.movedim(0, -2) for J in frame.tangents)
+        expected = phi[:, :-1] @ psi[:, 1:].mT + psi[:, :-1] @ phi[:, 1:].mT
+        torch.testing.assert_close(frame.between, expected)
+        forces = [torch.randn(x.shape, dtype=x.dtype) for x in frame.values]
+        torch.testing.assert_close(frame.hessians(forces), replace(frame, parts=()).hessians(forces))
 
 
 def test_the_frame_is_the_metric_tensor():

@@ -217,7 +217,7 @@ def _promises(metric: Metric, z: Tensor, tolerance: float) -> None:
     decoder = observed(metric.decoder)
     info = fisher(decode(decoder, z))
     if info.separable:
-        _require(info.isometry is not None and _is_separable(info, tolerance), _NOT_SEPARABLE)
+        _require(info.maps is not None and _is_separable(info, tolerance), _NOT_SEPARABLE)
     if info.maps is not None:
         origin = z[:1] if info.isometry is None else None
         found, known = metric.frame_at(z, origin=origin), Metric.frame_at(metric, z, origin=origin)
@@ -226,7 +226,7 @@ def _promises(metric: Metric, z: Tensor, tolerance: float) -> None:
 
 
 _NOT_SEPARABLE = (
-    "An Information with separable=True must have an isometry, and each number of its root must depend on the "
+    "An Information with separable=True must have a Euclidean embedding, each number of which depends on the "
     "coordinate in its own place alone. Leave separable at False."
 )
 _NOT_THE_DERIVATIVE = (
@@ -237,16 +237,16 @@ _NOT_THE_DERIVATIVE = (
 
 def _is_separable(info: Information, tolerance: float) -> bool:
     """For every digit of the places in base two, those with digit 0 are moved: the others must not notice."""
-    eta, root = info.eta.detach(), info.root
-    assert root is not None, _NOT_SEPARABLE
+    eta, maps = info.eta.detach(), info.maps
+    assert maps is not None, _NOT_SEPARABLE
     one, place = torch.ones_like(eta), torch.arange(eta.shape[-1], device=eta.device)
-    base = root(eta, one)
-    if base.shape != eta.shape:
+    base, *more = maps.push(eta, None, one)
+    if more or base.shape != eta.shape:
         return False
     for digit in range(eta.shape[-1].bit_length()):
         half = (place >> digit) % 2 == 1
         for kept in (half, ~half):
-            moved = root(torch.where(kept, eta, 1.01 * eta), torch.where(kept, one, 0))
+            (moved,) = maps.push(torch.where(kept, eta, 1.01 * eta), None, torch.where(kept, one, 0))
             if not _close(moved.flatten(1), torch.where(kept, base, 0).flatten(1), tolerance):
                 return False
     return True

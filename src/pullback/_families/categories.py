@@ -15,7 +15,7 @@ from torch.distributions import Categorical, Multinomial, OneHotCategorical
 
 from pullback._autodiff.torch_internals import given_probs
 from pullback._families.fading import FIXED, UNIFORM, fades
-from pullback._families.information import Information
+from pullback._families.information import Information, Maps
 from pullback._families.rules import (
     AFFINITY,
     Dual,
@@ -53,11 +53,11 @@ def _root_probs(logits: Tensor) -> Tensor:
 def _(p: Categories) -> Information:
     r"""Coordinates logits: I = n (diag(p) - ppᵀ); φ = 2 √(n p), on a sphere of radius 2 √n."""
     scale = math.sqrt(_trials(p))
-    return Information(
-        _log_probs(p),
-        root=lambda eta, u: scale * _simplex_root(eta, u),
-        isometry=lambda eta, _: 2 * scale * _root_probs(eta),
+    # torch's logits are logarithms of probabilities, also when they move: the sphere is then entry by entry
+    maps = Maps(
+        lambda eta, _: (2 * scale * torch.exp(0.5 * eta),), lambda eta, _, u: (scale * torch.exp(0.5 * eta) * u,)
     )
+    return Information(_log_probs(p), root=lambda eta, u: scale * _simplex_root(eta, u), pair=maps, separable=True)
 
 
 def _simplex_root(eta: Tensor, u: Tensor) -> Tensor:

@@ -229,6 +229,16 @@ def _varies(t: Tensor, p: Distribution) -> bool:
     return spans and t.shape[0] == p.batch_shape[:1].numel() and not bool((t == t[:1]).all())
 
 
+def independent(p: Distribution) -> list[Information]:
+    """The information of the parts of a distribution, each of its own family with its features, ``eta (*b, *features,
+    k)``: what `fisher` puts side by side."""
+    if type(p) is Independent:
+        return independent(p.base_dist)
+    if type(p) is Product:
+        return [info for part in p.components for info in independent(part)]
+    return [fisher(p)]
+
+
 def merged(info: Information, features: Size) -> Information:
     """Information of independent features as that of one distribution: ``eta (*b, *features, k)`` to ``(*b, F k)``."""
     if not features:

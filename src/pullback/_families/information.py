@@ -8,7 +8,7 @@ instead: either a root ``R`` with ``|R u|² = uᵀ I u``, or the product ``I u``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,10 +33,13 @@ class Maps:
     Attributes:
         values: ``values(eta, eta0)``, the distinct maps ``(phi,)`` or ``(phi, psi)``, of shape ``(*b, m)`` each.
         push: ``push(eta, eta0, u)``, their derivatives along tangents ``u`` of shape ``(*n, *b, k)``.
+        pull: its transpose, ``pull(eta, eta0, forces)`` of shape ``(*b, k)`` for a force ``(*b, m)`` on each map, where
+            it is known better than by differentiation.
     """
 
     values: Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
     push: Callable[[Tensor, Tensor | None, Tensor], tuple[Tensor, ...]]
+    pull: Callable[[Tensor, Tensor | None, list[Tensor]], Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +112,11 @@ class Information:
             left = right = self.root(eta, u)
         gram = _flat(left, num_batch) @ _flat(right, num_batch).mT
         return gram if left is right else 0.5 * (gram + gram.mT)
+
+
+def planar(columns: Sequence[Tensor]) -> Tensor:
+    """Coordinates ``(*b, k)`` from their k columns, each of which stays in one piece of memory."""
+    return torch.stack(list(columns), -2).mT if columns[0].ndim else torch.stack(list(columns), -1)
 
 
 def _flat(u: Tensor, num_batch: int) -> Tensor:

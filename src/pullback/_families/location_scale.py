@@ -41,7 +41,7 @@ from torch.types import _size
 
 from pullback._autodiff.torch_internals import depends_on_code
 from pullback._families.fading import SAME, WIDE, fades, times
-from pullback._families.information import Information, Maps, MissingRuleError
+from pullback._families.information import Information, Maps, MissingRuleError, planar
 from pullback._families.rules import (
     Dual,
     check_equal,
@@ -84,9 +84,9 @@ def half_plane(
     """
 
     def root(eta: Tensor, u: Tensor) -> Tensor:
-        scales = torch.tensor([a**0.5, c**0.5], dtype=eta.dtype, device=eta.device) / eta[..., 1:]
+        scales = planar([a**0.5 / eta[..., 1], c**0.5 / eta[..., 1]])
         # without a shear one product, and no copies of the tangents
-        return scales * (u if shear == 0 else torch.stack([u[..., 0] + shear * u[..., 1], u[..., 1]], -1))
+        return scales * (u if shear == 0 else planar([u[..., 0] + shear * u[..., 1], u[..., 1]]))
 
     def values(eta: Tensor, eta0: Tensor | None) -> Dual:
         eta0 = _standard(eta) if eta0 is None else eta0
@@ -100,8 +100,14 @@ def half_plane(
             step[..., 0] + shear * step[..., 1], eta[..., 1], eta0[..., 1], along, u[..., 1] / eta[..., 1], a, c
         )
 
+    def pull(eta: Tensor, eta0: Tensor | None, forces: list[Tensor]) -> Tensor:
+        eta0 = _standard(eta) if eta0 is None else eta0
+        step = eta - eta0
+        along, ds = _pulled(step[..., 0] + shear * step[..., 1], eta[..., 1], eta0[..., 1], forces, a, c)
+        return planar([along, shear * along + ds / eta[..., 1]])
+
     def information(p: Distribution) -> Information:
-        return Information(torch.stack(chart(p), -1), root=root, pair=Maps(values, push))
+        return Information(planar(torch.broadcast_tensors(*chart(p))), root=root, pair=Maps(values, push, pull))
 
     def distance(p: Distribution, q: Distribution) -> Tensor:
         (loc, scale), (loc1, scale1) = chart(p), chart(q)
@@ -143,7 +149,7 @@ def _dual(step: Tensor, scale: Tensor, scale0: Constant, a: Constant, c: Constan
     x = a**0.5 * (step / scale)
     y = (scale0 - scale) / scale
     w = x * (x * (scale / scale0)) + c * ((scale - scale0) / scale0)
-    return torch.stack([x, y, w], -1), torch.stack([x, -w / 2, -y / 2], -1)
+    return planar([x, y, w]), planar([x, -w / 2, -y / 2])
 
 
 def _pushed(step: Tensor, scale: Tensor, scale0: Tensor, dstep: Tensor, ds: Tensor, a: Constant, c: Constant) -> Dual:
@@ -152,7 +158,21 @@ def _pushed(step: Tensor, scale: Tensor, scale0: Tensor, dstep: Tensor, ds: Tens
     dx = (a**0.5 / scale) * dstep - x * ds
     dy = -(scale0 / scale) * ds
     dw = (scale / scale0) * (2 * x * dx + (x * x + c) * ds)
-    return torch.stack([dx, dy, dw], -1), torch.stack([dx, -dw / 2, -dy / 2], -1)
+    return planar([dx, dy, dw]), planar([dx, -dw / 2, -dy / 2])
+
+
+def _pulled(
+    step: Tensor, scale: Tensor, scale0: Tensor, forces: list[Tensor], a: Constant, c: Constant
+) -> tuple[Tensor, Tensor]:
+    """The transpose of `_pushed`: what forces on both maps do along steps of the location and of the logarithm of the
+    scale."""
+    x = a**0.5 * (step / scale)
+    (fx, fy, fw), (gx, gy, gw) = (force.unbind(-1) for force in forces)
+    on_x, on_y, on_w = fx + gx, fy - gw / 2, fw - gy / 2
+    ratio = scale / scale0
+    lift = ratio * on_w
+    along_x = on_x + 2 * lift * x
+    return (a**0.5 / scale) * along_x, lift * (x * x + c) - along_x * x - on_y / ratio
 
 
 def _distance(step: Tensor, scale: Tensor, scale1: Tensor, a: Constant, c: Constant) -> Tensor:

@@ -8,17 +8,18 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pullback._autodiff.derivatives import differentiable, jacobian
+from pullback._autodiff.derivatives import Tensors, differentiable, jacobian
 from pullback._autodiff.torch_internals import in_transform
 from pullback._decoders.contract import Decoder, as_codes, observe, observed
 from pullback._decoders.memory import Memory
 from pullback._decoders.probe import has_constants
 from pullback._decoders.pullback import contracted, pulled_back, total
+from pullback._families.composite import independent
 from pullback._families.divergences import symmetrized_kl
 from pullback._families.information import Information, MissingRuleError
 from pullback._families.rules import embed, fisher, squared_chord
 from pullback._metrics.base import Metric, per_code
-from pullback._metrics.frame import Coordinates, Frame, known_jet
+from pullback._metrics.frame import Frame, Part, embedded, known_jet, side_by_side
 from pullback._typing import Codes, Float
 
 # Of how many distinct maps the embedding of a decoder's family is known as a function of its coordinates.
@@ -70,9 +71,9 @@ class FisherRaoMetric(Metric):
         z = as_codes(z, self)
         if not self._num_maps(z):
             return self._embed(z, origin=origin)
-        info, eta0 = self._information(z), None if origin is None else self._information(as_codes(origin, self)).eta
-        assert info.maps is not None
-        maps = [x.flatten(z.ndim - 1) for x in info.maps.values(info.eta, eta0)]
+        parts = self._parts(z)
+        origins = [None] * len(parts) if origin is None else [part.eta for part in self._parts(as_codes(origin, self))]
+        maps = side_by_side([embedded(part, eta0, z.ndim - 1) for part, eta0 in zip(parts, origins, strict=True)])
         return maps[0], maps[-1]
 
     @per_code
@@ -90,22 +91,22 @@ class FisherRaoMetric(Metric):
             return super().frame_at(z, origin)
         found: list[Information] = []
 
-        def eta_at(x: Tensor) -> tuple[Tensor]:
-            found[:] = [self._information(x)]
-            return (found[0].eta,)
+        def etas_at(x: Tensor) -> Tensors:
+            found[:] = self._parts(x)
+            return tuple(part.eta for part in found)
 
-        (eta,), (tangents,) = jacobian(eta_at, z, forward=self.has_forward_mode(z))
+        etas, tangents = jacobian(etas_at, z, forward=self.has_forward_mode(z))
+        # one map needs no origin: its chords are plain differences
+        away = origin is None or count == 1
         with torch.no_grad():
-            # one map needs no origin: its chords are plain differences
-            eta0 = None if origin is None or count == 1 else self._information(as_codes(origin, self)).eta
-            known = Coordinates(eta, tangents, eta0, of=lambda x: self._information(x).eta, info=found[0])
-            values = tuple(x.flatten(z.ndim - 1) for x in known.maps.values(eta, eta0))
-        return Frame(z, origin, values, self._maps, known)
+            origins = [None] * len(etas) if away else [part.eta for part in self._parts(as_codes(origin, self))]
+            parts = tuple(Part(z, *each) for each in zip(etas, tangents, origins, found, strict=True))
+            return Frame.of_parts(parts, etas_at, origin=origin, maps=self._maps)
 
     def jet_at(self, z: Tensor, v: Tensor, w: Tensor, *, centered: bool) -> tuple[list[Tensor], list[Tensor]]:
         if differentiable(z, v) or not self._num_maps(z):
             return super().jet_at(z, v, w, centered=centered)
-        return known_jet(self._information, z, v, w, centered=centered)
+        return known_jet(self._parts, z, v, w, centered=centered)
 
     def _num_maps(self, z: Tensor) -> int:
         """Of how many distinct maps the embedding is known as a function of the family's coordinates, 0 if it is not;
@@ -122,13 +123,15 @@ class FisherRaoMetric(Metric):
             p = observe(self.decoder, code)
             if embed(p) is None or not has_constants(observed(self.decoder), code):
                 return 0
-            info = fisher(p)
-            return 0 if info.maps is None else len(info.maps.values(info.eta, None))
+            parts = independent(p)
+            known = [0 if part.maps is None else len(part.maps.values(part.eta, None)) for part in parts]
+            return max(known) if all(known) else 0
 
-    def _information(self, z: Tensor) -> Information:
-        """The information of what codes ``(*batch, d)`` are decoded to, with coordinates ``(*batch, *features, k)``."""
-        info = fisher(observe(self.decoder, z.reshape(-1, z.shape[-1])))
-        return replace(info, eta=info.eta.reshape(*z.shape[:-1], *info.eta.shape[1:]))
+    def _parts(self, z: Tensor) -> list[Information]:
+        """The information of the independent parts of what codes ``(*batch, d)`` are decoded to, with coordinates
+        ``(*batch, *features, k)``."""
+        parts = independent(observe(self.decoder, z.reshape(-1, z.shape[-1])))
+        return [replace(part, eta=part.eta.reshape(*z.shape[:-1], *part.eta.shape[1:])) for part in parts]
 
 
 def _secant(p: Distribution, q: Distribution) -> Tensor:

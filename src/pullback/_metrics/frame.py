@@ -13,87 +13,182 @@ sweeps of the first term pass through the decoder alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pullback._autodiff.derivatives import Map, Tensors, constant_hessian, jet
-from pullback._families.information import Information, Maps
+from pullback._families.information import Information, Maps, planar
+
+
+def embedding(info: Information) -> Maps:
+    """The maps of a family that is known to have them."""
+    assert info.maps is not None
+    return info.maps
 
 
 @dataclass(frozen=True)
-class Coordinates:
-    """What codes ``(*batch, d)`` are decoded to, in coordinates of the family, with their derivatives; constants.
+class Part:
+    """What codes ``(*batch, d)`` are decoded to in one family, in its coordinates, with their derivatives; constants.
+
+    Forces are given for each map, ``(*batch, F)``, and are summed where the part has fewer maps.
 
     Attributes:
+        z: the codes.
         eta: the coordinates, ``(*batch, *features, k)``.
         tangents: their Jacobian, ``(d, *batch, *features, k)``.
         origin: the coordinates of the origin, or None.
-        of: the coordinates as a function of the codes.
         info: what is known of the family, with its maps; its own coordinates are not looked at.
     """
 
+    z: Tensor
     eta: Tensor
     tangents: Tensor
     origin: Tensor | None
-    of: Callable[[Tensor], Tensor]
     info: Information
 
     @functools.cached_property
     def maps(self) -> Maps:
         """The embedding as a function of the coordinates."""
-        maps = self.info.maps
-        assert maps is not None
-        return maps
+        return embedding(self.info)
 
-    def pushed(self, n: int) -> Tensors:
-        """The Jacobians of the maps, ``(d, *batch, F)``, for codes of n batch dimensions."""
-        return tuple(x.flatten(1 + n) for x in self.maps.push(self.eta, self.origin, self.tangents))
+    @functools.cached_property
+    def values(self) -> Tensors:
+        """The maps, ``(*batch, F)``."""
+        return embedded(replace(self.info, eta=self.eta), self.origin, self.z.ndim - 1)
 
-    def part(self, rows: Tensor, nodes: slice) -> Coordinates:
-        """Those at some nodes of some curves."""
+    @functools.cached_property
+    def pushed(self) -> Tensors:
+        """Their Jacobians, ``(d, *batch, F)``."""
+        return tuple(self._flat(x, self.z.ndim) for x in self.maps.push(self.eta, self.origin, self.tangents))
+
+    @functools.cached_property
+    def roots(self) -> Tensors:
+        """Jacobians whose products are the metric tensor: of one map in an orthonormal basis of the family where it
+        has one, which has fewer numbers than a pair and is positive also between nodes that are far apart."""
+        if len(self.values) == 1 or self.info.root is None:
+            return self.pushed
+        return (self._flat(self.info.root(self.eta, self.tangents), self.z.ndim),)
+
+    def at(self, rows: Tensor) -> Part:
+        """That of some curves."""
         origin = None if self.origin is None else self.origin[rows]
-        return replace(self, eta=self.eta[rows, nodes], tangents=self.tangents[:, rows, nodes], origin=origin)
+        return Part(self.z[rows], _rows(self.eta, rows, 0), _rows(self.tangents, rows, 1), origin, self.info)
 
-    def hessians(self, z: Tensor, forces: list[Tensor]) -> Tensor:
-        """The Hessians ``(*batch, d, d)`` of the sum over the maps of ``force · map``, forces ``(*batch, F)``."""
-        n = z.ndim - 1
-        pulled, bend = (self._by_entry if self.info.separable else self._by_direction)(n, forces)
-        pulled = pulled.flatten(n)
-        return bend + constant_hessian(lambda x: _bent((self.of(x).flatten(n) * pulled).sum(-1), x), z)
+    def inner(self) -> Part:
+        """That at all nodes but the ends."""
+        return replace(self, z=self.z[:, 1:-1], eta=self.eta[:, 1:-1], tangents=self.tangents[:, :, 1:-1])
 
-    def _by_entry(self, n: int, forces: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """``Rᵀ f`` and the second term, where both are products entry by entry."""
-        with torch.enable_grad():
-            eta = self.eta.detach().requires_grad_()
-            root = self.maps.push(eta, self.origin, torch.ones_like(eta))[0]
-            # a root that is constant in eta has no graph to it
-            pulled = forces[0].reshape(eta.shape) * root + 0 * eta
-            (turn,) = torch.autograd.grad(pulled.sum(), eta)
-        rows = self.tangents.flatten(1 + n).movedim(0, -2)
-        return pulled.detach(), (rows * turn.flatten(n)[..., None, :]) @ rows.mT
+    def slopes(self, forces: list[Tensor]) -> Tensor:
+        """Derivatives ``(*batch, d)`` of the sum over the maps of ``force · map``."""
+        if len(self.values) == 1:
+            return _products(self.pushed[0], _summed(forces))
+        pulled = self._flat(self.pulled(forces), self.z.ndim - 1)
+        return _products(self._flat(self.tangents, self.z.ndim), pulled)
 
-    def _by_direction(self, n: int, forces: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The same for any embedding, from derivatives of ``f · R(eta) u`` in eta for the tangents u."""
-        with torch.enable_grad():
-            eta = self.eta.detach().expand_as(self.tangents).requires_grad_()
-            work = self._along(1 + n, eta, self.tangents, forces)
-            (turned,) = torch.autograd.grad(work, eta)
-        rows = self.tangents.flatten(1 + n).movedim(0, -2)
-        return self.pulled(n, forces), turned.flatten(1 + n).movedim(0, -2) @ rows.mT
+    def between(self) -> Tensor:
+        r"""``Dφᵢᵀ Dψᵢ₊₁ + Dψᵢᵀ Dφᵢ₊₁`` between each node and the next, ``(B, n - 1, d, d)``."""
+        k, d = self.eta.shape[-1], self.z.shape[-1]
+        if len(self.values) == 1 or k * k > d:
+            phi, psi = (J.movedim(0, -2) for J in (self.pushed[0], self.pushed[-1]))
+            return phi[:, :-1] @ psi[:, 1:].mT + psi[:, :-1] @ phi[:, 1:].mT
+        # by the maps' derivatives in the coordinates, which are fewer than the codes
+        unit = torch.eye(k, dtype=self.eta.dtype, device=self.eta.device)
+        unit = unit.reshape(k, *[1] * (self.eta.ndim - 1), k).expand(k, *self.eta.shape)
+        phi, psi = self.maps.push(self.eta, self.origin, unit)
+        here, there = ([x[:, :, nodes] for x in (phi, psi)] for nodes in (slice(-1), slice(1, None)))
+        blocks = [torch.linalg.vecdot(x, y[:, None]) for x, y in zip(here, reversed(there), strict=True)]
+        mixed = _mixed([row.unbind() for row in blocks[0] + blocks[1]], self.tangents[:, :, :-1])
+        return self._gram(mixed, self.tangents[:, :, 1:])
 
-    def pulled(self, n: int, forces: list[Tensor]) -> Tensor:
-        """``Rᵀ f``: the derivative of ``f · R(eta) u`` in u."""
+    def pulled(self, forces: list[Tensor], eta: Tensor | None = None) -> Tensor:
+        """``Rᵀ f``, the derivative of ``f · R(eta) u`` in u; as a function of `eta` if that is given."""
+        at = self.eta if eta is None else eta
+        shaped = self._shaped(forces)
+        if self.maps.pull is not None:
+            return self.maps.pull(at, self.origin, shaped)
         with torch.enable_grad():
             u = torch.zeros_like(self.eta, requires_grad=True)
-            return torch.autograd.grad(self._along(n, self.eta, u, forces), u, materialize_grads=True)[0]
+            maps = self.maps.push(at, self.origin, u)
+            work = torch.stack([(x * f).sum() for x, f in zip(maps, shaped, strict=True)]).sum()
+            create = eta is not None
+            return torch.autograd.grad(work, u, create_graph=create, materialize_grads=True)[0]
 
-    def _along(self, n: int, eta: Tensor, u: Tensor, forces: list[Tensor]) -> Tensor:
-        maps = self.maps.push(eta, self.origin, u)
-        total = torch.stack([(x.flatten(n) * f).sum() for x, f in zip(maps, forces, strict=True)]).sum()
-        return total + 0 * eta.sum()  # as above
+    def bend(self, forces: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """``Rᵀ f`` and ``Dηᵀ ∂(Rᵀ f) Dη``, ``(*batch, d, d)``."""
+        k = 1 if self.info.separable else self.eta.shape[-1]
+        if k > self.z.shape[-1]:
+            return self.pulled(forces), self._bend_by_direction(forces)
+        with torch.enable_grad():
+            eta = self.eta.detach().requires_grad_()
+            # a part that is constant in eta has no graph to it
+            pulled = self.pulled(forces, eta) + 0 * eta
+            places = [pulled] if self.info.separable else pulled.unbind(-1)
+            turns = [torch.autograd.grad(x.sum(), eta, retain_graph=True)[0] for x in places]
+        if self.info.separable:
+            turned = turns[0] * self.tangents
+        else:
+            turned = _mixed([turn.unbind(-1) for turn in turns], self.tangents)
+        return pulled.detach(), self._gram(turned, self.tangents)
+
+    def _bend_by_direction(self, forces: list[Tensor]) -> Tensor:
+        """The same where codes are fewer than coordinates: from derivatives of ``f · R(eta) u`` for the tangents u."""
+        with torch.enable_grad():
+            eta = self.eta.detach().expand_as(self.tangents).requires_grad_()
+            maps = self.maps.push(eta, self.origin, self.tangents)
+            work = [(x * f).sum() for x, f in zip(maps, self._shaped(forces), strict=True)]
+            (turned,) = torch.autograd.grad(torch.stack(work).sum() + 0 * eta.sum(), eta)
+        return self._gram(turned, self.tangents)
+
+    def _gram(self, left: Tensor, right: Tensor) -> Tensor:
+        rows, others = (self._flat(u, self.z.ndim).movedim(0, -2) for u in (left, right))
+        return rows @ others.mT
+
+    def _shaped(self, forces: list[Tensor]) -> list[Tensor]:
+        """The forces on each of the part's maps, with the features of its coordinates."""
+        known = [_summed(forces)] if len(self.values) == 1 else forces
+        features = self.eta.shape[:-1]
+        if is_planar(self.eta, self.z.ndim - 1):
+            return [f.reshape(*features[:-1], -1, features[-1]).mT for f in known]
+        return [f.reshape(*features, -1) for f in known]
+
+    def _flat(self, x: Tensor, n: int) -> Tensor:
+        return in_a_row(x, n, is_planar(self.eta, self.z.ndim - 1))
+
+
+def embedded(info: Information, origin: Tensor | None, n: int) -> Tensors:
+    """The maps of a family, ``(*batch, F)``, for n batch dimensions."""
+    planar = is_planar(info.eta, n)
+    return tuple(in_a_row(x, n, planar) for x in embedding(info).values(info.eta, origin))
+
+
+def is_planar(eta: Tensor, n: int) -> bool:
+    """Whether coordinates with n batch dimensions lie in memory one after the other, each for a row of features."""
+    return eta.ndim > n + 1 and eta.shape[-1] > 1 and eta.stride(-1) != 1
+
+
+def in_a_row(x: Tensor, n: int, planar: bool) -> Tensor:
+    """The features after the first n dimensions in a row, in the order in which they lie in memory."""
+    return (x.mT if planar else x).flatten(n)
+
+
+def _summed(forces: list[Tensor]) -> Tensor:
+    return forces[0] if len(forces) == 1 else forces[0] + forces[1]
+
+
+def _rows(x: Tensor, rows: Tensor, dim: int) -> Tensor:
+    """Some rows, as they lie in memory."""
+    return x.mT.index_select(dim, rows).mT if x.ndim > 2 and x.stride(-1) != 1 else x.index_select(dim, rows)
+
+
+def _mixed(blocks: Sequence[Sequence[Tensor]], tangents: Tensor) -> Tensor:
+    """Small matrices of every feature times tangents ``(d, *batch, *features, k)``."""
+    columns = tangents.unbind(-1)
+    rows = [sum((block * u for block, u in zip(row, columns, strict=True)), start=0.0) for row in blocks]
+    return planar([row for row in rows if isinstance(row, Tensor)])
 
 
 @dataclass(frozen=True)
@@ -105,60 +200,111 @@ class Frame:
         origin: a code near which rounding is best, broadcastable with ``z``, or None.
         values: the distinct maps, ``(*batch, F)``: one if the embedding is Euclidean, else two.
         maps: the maps as a function of codes and origin.
-        coordinates: the family's coordinates, where the maps are known as functions of them.
-        jacobians: the maps' Jacobians, ``(d, *batch, F)``, where they are not.
+        parts: the independent parts of what is decoded, where the maps are known as functions of coordinates.
+        coordinates: the coordinates of the parts as functions of the codes.
+        jacobians: the maps' Jacobians, ``(d, *batch, F)``, where there are no parts.
     """
 
     z: Tensor
     origin: Tensor | None
     values: Tensors
     maps: Callable[[Tensor, Tensor | None], Tensors]
-    coordinates: Coordinates | None = None
+    parts: tuple[Part, ...] = ()
+    coordinates: Callable[[Tensor], Tensors] | None = None
     jacobians: Tensors = ()
+
+    @classmethod
+    def of_parts(cls, parts: tuple[Part, ...], coordinates: Callable[[Tensor], Tensors], **given: Any) -> Frame:
+        """The frame of independent parts side by side."""
+        values = side_by_side([part.values for part in parts])
+        return cls(parts[0].z, values=values, parts=parts, coordinates=coordinates, **given)
 
     @functools.cached_property
     def tangents(self) -> Tensors:
         """The maps' Jacobians, ``(d, *batch, F)``."""
-        return self.jacobians if self.coordinates is None else self.coordinates.pushed(self.z.ndim - 1)
+        return side_by_side([part.pushed for part in self.parts]) if self.parts else self.jacobians
 
-    @functools.cached_property
-    def roots(self) -> Tensors:
-        """Jacobians whose products are the metric tensor: of one map in an orthonormal basis of the family where it
-        has one, which has fewer numbers than a pair and is positive also between nodes that are far apart."""
-        known = self.coordinates
-        if len(self.values) == 1 or known is None or known.info.root is None:
-            return self.tangents
-        return (known.info.root(known.eta, known.tangents).flatten(self.z.ndim),)
+    @property
+    def roots(self) -> list[Tensors]:
+        """Jacobians of one or two maps whose products add up to the metric tensor; see `Part.roots`."""
+        return [part.roots for part in self.parts] or [self.jacobians]
 
-    def part(self, rows: Tensor, nodes: slice = slice(None)) -> Frame:
-        """The frame at some nodes of some curves."""
-        known = None if self.coordinates is None else self.coordinates.part(rows, nodes)
-        origin = None if self.origin is None else self.origin[rows]
-        values = tuple(x[rows, nodes] for x in self.values)
-        return Frame(
-            self.z[rows, nodes], origin, values, self.maps, known, tuple(J[:, rows, nodes] for J in self.jacobians)
+    @property
+    def between(self) -> Tensor:
+        """``Dφᵢᵀ Dψᵢ₊₁ + Dψᵢᵀ Dφᵢ₊₁`` between each node and the next, ``(B, n - 1, d, d)``."""
+        if self.parts:
+            return torch.stack([part.between() for part in self.parts]).sum(0)
+        phi, psi = (J.movedim(0, -2) for J in (self.jacobians[0], self.jacobians[-1]))
+        return phi[:, :-1] @ psi[:, 1:].mT + psi[:, :-1] @ phi[:, 1:].mT
+
+    def at(self, rows: Tensor) -> Frame:
+        """The frame of some curves."""
+        return replace(
+            self,
+            z=self.z[rows],
+            origin=None if self.origin is None else self.origin[rows],
+            values=tuple(x[rows] for x in self.values),
+            parts=tuple(part.at(rows) for part in self.parts),
+            jacobians=tuple(J[:, rows] for J in self.jacobians),
+        )
+
+    def inner(self) -> Frame:
+        """The frame at all nodes but the ends."""
+        return replace(
+            self,
+            z=self.z[:, 1:-1],
+            values=tuple(x[:, 1:-1] for x in self.values),
+            parts=tuple(part.inner() for part in self.parts),
+            jacobians=tuple(J[:, :, 1:-1] for J in self.jacobians),
         )
 
     def slopes(self, forces: list[Tensor]) -> Tensor:
         """Derivatives ``(*batch, d)`` of the mean over the maps of ``2 force · map``."""
-        if len(forces) == 1 or self.coordinates is None:
-            products = [_products(J, f) for J, f in zip(self.tangents, forces, strict=True)]
-            return 2 * torch.stack(products).mean(0)
-        n = self.z.ndim - 1
-        return _products(self.coordinates.tangents.flatten(1 + n), self.coordinates.pulled(n, forces).flatten(n))
+        forces = _weighted(forces)
+        if self.parts:
+            return _total([part.slopes(f) for part, f in self._split(forces)])
+        return _total([_products(J, f) for J, f in zip(self.jacobians, forces, strict=True)])
 
     def hessians(self, forces: list[Tensor]) -> Tensor:
         """Hessians ``(*batch, d, d)`` of the same, symmetric."""
-        forces = [2 / len(forces) * f for f in forces]
-        if self.coordinates is not None:
-            blocks = self.coordinates.hessians(self.z, forces)
-        else:
-            blocks = constant_hessian(lambda x: self._work(x, forces), self.z)
+        forces = _weighted(forces)
+        blocks = self._bends(forces) if self.parts else constant_hessian(lambda x: self._work(x, forces), self.z)
         return 0.5 * (blocks + blocks.mT)
 
+    def _bends(self, forces: list[Tensor]) -> Tensor:
+        pulled, bends = zip(*(part.bend(f) for part, f in self._split(forces)), strict=True)
+        n, eta_at = self.z.ndim - 1, self.coordinates
+        assert eta_at is not None
+
+        def work(x: Tensor) -> Tensor:
+            return _bent(_total([(e * p).flatten(n).sum(-1) for e, p in zip(eta_at(x), pulled, strict=True)]), x)
+
+        return _total(bends) + constant_hessian(work, self.z)
+
+    def _split(self, forces: list[Tensor]) -> Iterator[tuple[Part, list[Tensor]]]:
+        """Each part with the forces on it."""
+        sizes = [part.values[0].shape[-1] for part in self.parts]
+        pieces = zip(*(f.split(sizes, -1) for f in forces), strict=True)
+        return zip(self.parts, map(list, pieces), strict=True)
+
     def _work(self, z: Tensor, forces: list[Tensor]) -> Tensor:
-        products = [(x * f).sum(-1) for x, f in zip(self.maps(z, self.origin), forces, strict=True)]
-        return torch.stack(products).sum(0)
+        return _total([(x * f).sum(-1) for x, f in zip(self.maps(z, self.origin), forces, strict=True)])
+
+
+def side_by_side(parts: Sequence[Tensors]) -> Tensors:
+    """The maps of independent parts in a row; where some have two, those with one have it twice."""
+    if len(parts) == 1:
+        return parts[0]
+    ends = (0, -1) if any(len(maps) > 1 for maps in parts) else (0,)
+    return tuple(torch.cat([maps[i] for maps in parts], -1) for i in ends)
+
+
+def _weighted(forces: list[Tensor]) -> list[Tensor]:
+    return [2 * f for f in forces] if len(forces) == 1 else forces
+
+
+def _total(terms: Sequence[Tensor]) -> Tensor:
+    return terms[0] if len(terms) == 1 else torch.stack(list(terms)).sum(0)
 
 
 def _products(J: Tensor, force: Tensor) -> Tensor:
@@ -179,7 +325,7 @@ def plain_jet(maps: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[list[Tensor],
 
 
 def known_jet(
-    info_at: Callable[[Tensor], Information], z: Tensor, v: Tensor, w: Tensor, *, centered: bool
+    parts_at: Callable[[Tensor], list[Information]], z: Tensor, v: Tensor, w: Tensor, *, centered: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
     r"""The same for maps known as functions of the family's coordinates; constants.
 
@@ -188,20 +334,31 @@ def known_jet(
     """
     n, known = z.ndim - 1, []
 
-    def flat(x: Tensor) -> tuple[Tensor]:
-        known[:] = [info_at(x)]
-        return (known[0].eta.flatten(n),)
+    def flat(x: Tensor) -> Tensors:
+        known[:] = parts_at(x)
+        return tuple(part.eta.flatten(n) for part in known)
 
-    (values,), (first,), (bend,) = jet(flat, z, v, w)
-    shape, push = known[0].eta.shape[n:], known[0].maps.push
+    found = jet(flat, z, v, w)
+    jets = [_pushed_jet(*each, v, w, centered) for each in zip(known, *found, strict=True)]
+    first, second = (list(side_by_side(each)) for each in zip(*jets, strict=True))
+    return first, second
+
+
+def _pushed_jet(
+    part: Information, values: Tensor, first: Tensor, bend: Tensor, v: Tensor, w: Tensor, centered: bool
+) -> tuple[Tensors, Tensors]:
+    """Those of one part, from the jet of its coordinates."""
+    n, push = v.ndim - 1, embedding(part).push
+    shape, planar = part.eta.shape[n:], is_planar(part.eta, n)
     eta = values.detach().unflatten(-1, shape)
     origin = eta if centered else None
     along, *moves = (torch.cat([v[None], w]).movedim(0, -2) @ first).movedim(-2, 0).unflatten(-1, shape)
     tangents = torch.cat([first.movedim(-2, 0), bend.movedim(-1, 0)]).unflatten(-1, shape)
     with torch.no_grad():
-        pushed = [x.flatten(n + 1).split([z.shape[-1], len(w)]) for x in push(eta, origin, tangents)]
-    turns = [x.flatten(n + 1) for x in _turns(lambda y: push(y, origin, along.detach()), eta, moves)]
-    return [x for x, _ in pushed], [y + turn for (_, y), turn in zip(pushed, turns, strict=True)]
+        rows = [in_a_row(x, n + 1, planar) for x in push(eta, origin, tangents)]
+    pushed = [x.split([v.shape[-1], len(w)]) for x in rows]
+    turns = [in_a_row(x, n + 1, planar) for x in _turns(lambda y: push(y, origin, along.detach()), eta, moves)]
+    return tuple(x for x, _ in pushed), tuple(y + turn for (_, y), turn in zip(pushed, turns, strict=True))
 
 
 def _turns(f: Callable[[Tensor], Tensors], eta: Tensor, moves: list[Tensor]) -> list[Tensor]:
