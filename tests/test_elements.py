@@ -10,8 +10,8 @@ from torch.distributions import Bernoulli, Categorical, Independent, Normal, Poi
 
 import pullback as pb
 from problems import PROBLEMS
+from pullback._families.composite import independent
 from pullback._families.location_scale import UnitNormal
-from pullback._families.rules import fisher
 from pullback._metrics.frame import plain_jet
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import DEGREE, ElementEnergy
@@ -113,7 +113,7 @@ def test_which_roots_are_separable():
         (Categorical(logits=h), True),
         (Normal(h, h.exp()), False),
     ):
-        assert fisher(family).separable is expected
+        assert all(part.separable for part in independent(family)) is expected
 
 
 def test_curves_move_between_meshes():

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pullback._autodiff.derivatives import pushforward
 from pullback._decoders.contract import as_codes, decode, observed
+from pullback._families.composite import independent
 from pullback._families.information import Information
-from pullback._families.rules import fisher
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._typing import Codes
@@ -214,12 +214,11 @@ def _promises(metric: Metric, z: Tensor, tolerance: float) -> None:
     """What an `Information` says of its family's embedding is true: solvers rely on it without looking."""
     if not isinstance(metric, FisherRaoMetric):
         return
-    decoder = observed(metric.decoder)
-    info = fisher(decode(decoder, z))
-    if info.separable:
-        _require(info.maps is not None and _is_separable(info, tolerance), _NOT_SEPARABLE)
-    if info.maps is not None:
-        origin = z[:1] if info.isometry is None else None
+    parts = independent(decode(observed(metric.decoder), z))
+    if any(part.separable and not _is_separable(part, tolerance) for part in parts):
+        raise AssertionError(_NOT_SEPARABLE)
+    if all(part.maps is not None for part in parts):
+        origin = z[:1] if any(part.isometry is None for part in parts) else None
         found, known = metric.frame_at(z, origin=origin), Metric.frame_at(metric, z, origin=origin)
         pairs = zip((*found.values, *found.tangents), (*known.values, *known.tangents), strict=True)
         _require(all(_close(a, b, tolerance) for a, b in pairs), _NOT_THE_DERIVATIVE)
@@ -238,7 +237,8 @@ _NOT_THE_DERIVATIVE = (
 def _is_separable(info: Information, tolerance: float) -> bool:
     """For every digit of the places in base two, those with digit 0 are moved: the others must not notice."""
     eta, maps = info.eta.detach(), info.maps
-    assert maps is not None, _NOT_SEPARABLE
+    if maps is None:
+        return False
     one, place = torch.ones_like(eta), torch.arange(eta.shape[-1], device=eta.device)
     base, *more = maps.push(eta, None, one)
     if more or base.shape != eta.shape:

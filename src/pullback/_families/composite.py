@@ -7,8 +7,7 @@ it is. The information of a mixture is an integral without a closed form and goe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from torch.distributions import (
 
 from pullback._autodiff.torch_internals import depends_on_code
 from pullback._families.fading import unsqueezed
-from pullback._families.information import Information, Linear, Maps, MissingRuleError
+from pullback._families.information import Information, Linear, MissingRuleError
 from pullback._families.masked import Masked
 from pullback._families.product import Product
 from pullback._families.rules import (
@@ -44,9 +43,6 @@ from pullback._families.rules import (
     rao_distance,
 )
 from pullback._families.score import score_information, tensors_in
-
-# A function of coordinates: a root, a product, or the maps of an embedding.
-Act = Callable[..., Any]
 
 
 def additive(rule: Any, of_parts: Any) -> None:
@@ -236,6 +232,9 @@ def independent(p: Distribution) -> list[Information]:
         return independent(p.base_dist)
     if type(p) is Product:
         return [info for part in p.components for info in independent(part)]
+    fixed = fisher.dispatch(type(p)) is fisher.dispatch(TransformedDistribution)
+    if fixed and isinstance(p, TransformedDistribution):
+        return independent(fixed_base(p))
     return [fisher(p)]
 
 
@@ -245,23 +244,14 @@ def merged(info: Information, features: Size) -> Information:
         return info
     shape = (*features, info.eta.shape[-1])
 
-    def lifted(act: Act | None) -> Any:
+    def lifted(act: Linear | None) -> Any:
         """The same on coordinates of all features side by side."""
         if act is None:
             return None
+        return lambda *coordinates: act(*(x.unflatten(-1, shape) for x in coordinates)).flatten(-len(shape))
 
-        def on_features(*coordinates: Tensor | None) -> Any:
-            return _flat(act(*(None if x is None else x.unflatten(-1, shape) for x in coordinates)), len(shape))
-
-        return on_features
-
-    pair = None if info.pair is None else Maps(lifted(info.pair.values), lifted(info.pair.push))
-    acts = {name: lifted(getattr(info, name)) for name in ("root", "product", "isometry")}
-    return replace(info, eta=info.eta.flatten(-len(shape)), pair=pair, **acts)
-
-
-def _flat(x: Tensor | tuple[Tensor, ...], n: int) -> Tensor | tuple[Tensor, ...]:
-    return x.flatten(-n) if isinstance(x, Tensor) else tuple(y.flatten(-n) for y in x)
+    eta = info.eta.flatten(-len(shape))
+    return Information(eta, root=lifted(info.root), product=lifted(info.product), exact=info.exact)
 
 
 def joined(parts: Sequence[Information]) -> Information:
@@ -271,27 +261,16 @@ def joined(parts: Sequence[Information]) -> Information:
     exact = all(part.exact for part in parts)
     eta = torch.cat([part.eta for part in parts], dim=-1)
     if len(roots) == len(parts):
-        separable = all(part.separable for part in parts)
-        root = _side_by_side(roots, sizes)
-        isometries = [part.isometry for part in parts if part.isometry is not None]
-        isometry = _side_by_side(isometries, sizes) if len(isometries) == len(parts) else None
-        maps = [part.maps for part in parts if part.maps is not None]
-        acts = [known.values for known in maps], [known.push for known in maps]
-        pair = Maps(*(_side_by_side(act, sizes) for act in acts)) if len(maps) == len(parts) else None
-        return Information(eta, root=root, exact=exact, isometry=isometry, separable=separable, pair=pair)
+        return Information(eta, root=_side_by_side(roots, sizes), exact=exact)
     return Information(eta, product=_side_by_side([as_product(part) for part in parts], sizes), exact=exact)
 
 
-def _side_by_side(acts: Sequence[Act], sizes: list[int]) -> Any:
+def _side_by_side(acts: Sequence[Linear], sizes: list[int]) -> Linear:
     """What the parts do, each to its own coordinates."""
 
-    def joined(*coordinates: Tensor | None) -> Tensor | Dual:
-        parts = zip(*([None] * len(sizes) if x is None else x.split(sizes, -1) for x in coordinates), strict=True)
-        found = [act(*part) for act, part in zip(acts, parts, strict=True)]
-        if isinstance(found[0], Tensor):
-            return torch.cat(found, -1)
-        # a part with one map has it twice
-        return torch.cat([maps[0] for maps in found], -1), torch.cat([maps[-1] for maps in found], -1)
+    def joined(eta: Tensor, u: Tensor) -> Tensor:
+        parts = zip(acts, eta.split(sizes, -1), u.split(sizes, -1), strict=True)
+        return torch.cat([act(*part) for act, *part in parts], -1)
 
     return joined
 

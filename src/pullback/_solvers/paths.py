@@ -150,7 +150,7 @@ def assemble(done: list[Paths], chords: ChordEnergy) -> Solution:
     straight = ~paths.is_spline & torch.isfinite(paths.energy)
     paths = moved_to(paths, paths.points.device)
     # that of 32 segments, from 8 of them: it grows with their number
-    rounding = 4 * chords.rounding(Polyline(paths.points).resample(FINE_SEGMENTS // 8 + 1)).nan_to_num(0.0)
+    rounding = 4 * chords.rounding(Polyline(paths.points).resample(FINE_SEGMENTS // 2**3 + 1)).nan_to_num(0.0)
     return Solution(
         nodes=paths.points,
         energy=paths.energy,
