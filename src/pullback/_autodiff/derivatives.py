@@ -13,6 +13,7 @@ one direction after the other. Maps with an operation that has no forward-mode r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -148,4 +149,10 @@ def _gradients(outputs: Any, inputs: Any, weights: Any = None, *, create_graph: 
 def _basis(z: Tensor) -> Tensor:
     """The ``d`` unit tangents at every code, ``(d, *batch, d)``."""
     d = z.shape[-1]
-    return torch.eye(d, dtype=z.dtype, device=z.device).reshape(d, *[1] * (z.ndim - 1), d).expand(d, *z.shape)
+    return _identity(d, z.dtype, z.device).reshape(d, *[1] * (z.ndim - 1), d).expand(d, *z.shape)
+
+
+@functools.lru_cache
+def _identity(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.eye(d, dtype=dtype, device=device)

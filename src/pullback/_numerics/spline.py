@@ -66,13 +66,22 @@ def _from_right(p: Tensor, q: Tensor, u: Tensor, v: Tensor, y: Tensor) -> Tensor
 
 def refine(nodes: Tensor, factor: int) -> Tensor:
     """Points of the splines through ``nodes (*batch, n, d)`` on `factor` times as many segments, the nodes included."""
+    n = nodes.shape[-2]
+    if n > _SHORT:
+        inner = _between(nodes, factor)
+    else:
+        steps = _refinement(n, factor, nodes.dtype, nodes.device) @ nodes.diff(dim=-2)
+        inner = nodes[..., :-1, None, :] + steps.unflatten(-2, (n - 1, factor))
+    return torch.cat([inner.flatten(-3, -2), nodes[..., -1:, :]], -2)
+
+
+def _between(nodes: Tensor, factor: int) -> Tensor:
+    """The same points, ``(*batch, n - 1, factor, d)``, without the last."""
     x = torch.arange(factor, dtype=nodes.dtype, device=nodes.device)[:, None] / factor
-    slope = slopes(nodes)[..., None, :]
-    values = nodes[..., None, :]
+    slope, values = slopes(nodes)[..., None, :], nodes[..., None, :]
     left, right = slice(None, -1), slice(1, None)
     a, b, u, v = (y[..., s, :, :] for y in (values, slope) for s in (left, right))
-    inner = hermite(a, b, u, v, x)
-    return torch.cat([inner.flatten(-3, -2), nodes[..., -1:, :]], -2)
+    return hermite(a, b, u, v, x)
 
 
 def at(values: Tensor, index: Tensor) -> Tensor:
@@ -131,3 +140,12 @@ def _inverse(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         eye = torch.eye(n, dtype=dtype, device=device)
         return _sweep(eye, *_factors(n, dtype, device))
+
+
+@functools.lru_cache(maxsize=64)
+def _refinement(n: int, factor: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """From the steps between n nodes to those from each node to the points behind it."""
+    with torch.inference_mode(False):
+        nodes = torch.ones(n, n - 1, dtype=torch.float64).tril(-1)
+        steps = _between(nodes, factor) - nodes[:-1, None]
+        return steps.flatten(0, 1).to(dtype=dtype, device=device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pullback._typing import Bool, Float
 
@@ -30,8 +31,8 @@ def solve_tridiagonal(
         return _solve_dense(diagonal, upper, rhs)
     if n % 2 == 0:  # pad to an odd chain, so that both ends are eliminated
         eye = torch.eye(d, dtype=diagonal.dtype, device=diagonal.device).expand(diagonal.shape[0], 1, d, d)
-        padded = (torch.cat([diagonal, eye], 1), _append_zero(upper), _append_zero(rhs))
-        x, positive = solve_tridiagonal(*padded)
+        padded = pad(upper, (0, 0, 0, 0, 0, 1)), pad(rhs, (0, 0, 0, 1))
+        x, positive = _reduce(torch.cat([diagonal, eye], 1), *padded)
         return x[:, :-1], positive
     return _reduce(diagonal, upper, rhs)
 
@@ -41,59 +42,45 @@ def _solve_dense(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, 
     lower = torch.zeros(batch, n, d, n, d, dtype=rhs.dtype, device=rhs.device)
     lower.diagonal(0, 1, 3).copy_(diagonal.movedim(1, -1))
     lower.diagonal(-1, 1, 3).copy_(upper.mT.movedim(1, -1))
-    factor, info = torch.linalg.cholesky_ex(lower.reshape(batch, n * d, n * d))
-    x = torch.cholesky_solve(rhs.reshape(batch, n * d, 1), factor)
-    return x.reshape(batch, n, d), info == 0
+    x, positive = _solve_blocks(lower.reshape(batch, n * d, n * d), rhs.reshape(batch, n * d, 1))
+    return x.reshape(batch, n, d), positive
 
 
 def _reduce(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
     """One round: eliminates the even nodes, solves for the odd ones, substitutes back. ``n`` is odd."""
     d = diagonal.shape[-1]
-    to_right, to_left = upper[:, 0::2], upper[:, 1::2].mT  # even node 2i -> 2i+1, and even node 2i+2 -> 2i+1
-    zero = torch.zeros_like(to_left[:, :1])
-    couplings = torch.cat([torch.cat([zero, to_left], 1), torch.cat([to_right, zero], 1), rhs[:, 0::2, :, None]], -1)
-    solved, positive = _solve_blocks(diagonal[:, 0::2], couplings)
-    left, right, x0 = solved[..., :d], solved[..., d : 2 * d], solved[..., 2 * d]
+    # of even nodes with the odd ones to their left and to their right, and what they add to the equations of these
+    couplings = torch.cat([pad(upper[:, 1::2].mT, (0, 0, 0, 0, 1, 0)), pad(upper[:, 0::2], (0, 0, 0, 0, 0, 1))], -1)
+    even, loads = diagonal[:, 0::2], torch.cat([couplings, rhs[:, 0::2, :, None]], -1)
+    solved, positive = (_solve_blocks if rhs.device.type == "cpu" else _unrolled_solve)(even, loads)
+    added = couplings.mT @ solved
+    right, left = added[:, :-1, d:], added[:, 1:, :d]
 
-    odd = diagonal[:, 1::2] - to_right.mT @ right[:, :-1] - to_left.mT @ left[:, 1:]
-    skip = -(to_left.mT[:, :-1] @ right[:, 1:-1])
-    load = rhs[:, 1::2] - _mv(to_right.mT, x0[:, :-1]) - _mv(to_left.mT, x0[:, 1:])
-    x_odd, rest = solve_tridiagonal(odd, skip, load)
+    odd = diagonal[:, 1::2] - right[..., d : 2 * d] - left[..., :d]
+    load = rhs[:, 1::2] - right[..., -1] - left[..., -1]
+    x_odd, rest = solve_tridiagonal(odd, -left[:, :-1, :, d : 2 * d], load)
 
-    pad = torch.zeros_like(x_odd[:, :1])
-    x_even = x0 - _mv(left, torch.cat([pad, x_odd], 1)) - _mv(right, torch.cat([x_odd, pad], 1))
-    x = torch.empty_like(rhs)
-    x[:, 0::2], x[:, 1::2] = x_even, x_odd
+    x = pad(x_odd, (0, 0, 1, 1))
+    x_even = solved[..., -1] - (solved[..., :-1] @ torch.cat([x[:, :-1], x[:, 1:]], -1)[..., None])[..., 0]
+    x = torch.cat([torch.stack([x_even[:, :-1], x_odd], 2).flatten(1, 2), x_even[:, -1:]], 1)
     return x, rest & positive.all(-1)
 
 
 def _solve_blocks(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """``a⁻¹ b`` for small positive-definite blocks, and whether each is; unrolled on accelerators."""
-    if a.device.type == "cpu":
-        factor, info = torch.linalg.cholesky_ex(a)
-        return torch.cholesky_solve(b, factor), info == 0
-    return _unrolled_solve(a, b)
+    """``a⁻¹ b`` for positive-definite blocks, and whether each is. Not by `torch.cholesky_solve`, which takes longer on
+    accelerators (pytorch/pytorch#175898) and no less on a CPU."""
+    factor, info = torch.linalg.cholesky_ex(a)
+    half = torch.linalg.solve_triangular(factor, b, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True), info == 0
 
 
 def _unrolled_solve(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Gauss-Jordan without pivoting, column by column: a few elementwise kernels for millions of small blocks."""
-    d = a.shape[-1]
-    ab = torch.cat([a, b], -1)
-    positive = torch.ones(a.shape[:-2], dtype=torch.bool, device=a.device)
-    for k in range(d):
-        pivot = ab[..., k, k]
-        positive &= pivot > 0
-        row = ab[..., k, k + 1 :] / pivot[..., None]
-        column = ab[..., k].clone()
-        column[..., k] = 0
-        ab[..., k + 1 :] -= column[..., None] * row[..., None, :]
-        ab[..., k, k + 1 :] = row
-    return ab[..., d:], positive
-
-
-def _mv(a: Tensor, x: Tensor) -> Tensor:
-    return (a @ x[..., None])[..., 0]
-
-
-def _append_zero(x: Tensor) -> Tensor:
-    return torch.cat([x, torch.zeros_like(x[:, :1])], 1)
+    """The same by Gauss-Jordan without pivoting, column by column: a few elementwise kernels for millions of small
+    blocks."""
+    ab, pivots = torch.cat([a, b], -1), []
+    for k in range(a.shape[-1]):
+        pivots.append(ab[..., k, 0])
+        row = ab[..., k, 1:] / ab[..., k, :1]
+        ab = torch.addcmul(ab[..., 1:], ab[..., :1], row[..., None, :], value=-1)
+        ab[..., k, :] = row
+    return ab, torch.stack(pivots).amin(0) > 0

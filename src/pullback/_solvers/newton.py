@@ -312,8 +312,10 @@ def _proposed(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor
     Where the exact Hessian is not, the curve takes a Gauss-Newton step.
     """
     num_inner, d = curves.nodes.shape[1] - 2, curves.nodes.shape[2]
-    damped = beside(curves.damping, curves.nodes)[:, None, None] * damping_scale(model, d, num_inner + 1)
-    hessian, uses = model.diagonal + torch.diag_embed(damped), curves.uses_hessian
+    shares = beside(curves.damping / (num_inner + 1) ** 2, curves.nodes)
+    damped = shares[:, None, None] * damping_scale(model.diagonal, d)
+    hessian, uses = model.diagonal.clone(), curves.uses_hessian
+    hessian.diagonal(dim1=-2, dim2=-1).add_(damped)
     full = hessian
     if uses.any():
         full = hessian + torch.where(beside(uses, hessian)[:, None, None, None], model.curvature, 0.0)
@@ -338,10 +340,10 @@ def _solve(diagonal: Tensor, upper: Tensor, gradient: Tensor, damped: Tensor) ->
     return step, torch.where(positive, predicted, torch.nan).cpu()
 
 
-def damping_scale(model: Expansion, d: int, num_segments: int) -> Tensor:
-    """The diagonal D of the damping, ``(B, n, k)``."""
-    scale = model.diagonal.diagonal(dim1=-2, dim2=-1).abs().unflatten(-1, (-1, d))
-    return (scale + _EVEN_DAMPING * scale.mean(-1, keepdim=True)).flatten(2) / num_segments**2
+def damping_scale(blocks: Tensor, d: int) -> Tensor:
+    """The diagonal D of the damping, ``(B, n, k)``, times T²."""
+    scale = blocks.diagonal(dim1=-2, dim2=-1).abs().unflatten(-1, (-1, d))
+    return torch.add(scale, scale.mean(-1, keepdim=True), alpha=_EVEN_DAMPING).flatten(2)
 
 
 def _move(curves: Descent, trial: Trial, decrease: Tensor, kept: Tensor) -> None:
