@@ -277,7 +277,7 @@ class Frame:
         assert eta_at is not None
 
         def work(x: Tensor) -> Tensor:
-            return _bent(_total([(e * p).flatten(n).sum(-1) for e, p in zip(eta_at(x), pulled, strict=True)]), x)
+            return _total([(e * p).flatten(n).sum(-1) for e, p in zip(eta_at(x), pulled, strict=True)])
 
         return _total(bends) + constant_hessian(work, self.z)
 
@@ -310,11 +310,6 @@ def _total(terms: Sequence[Tensor]) -> Tensor:
 def _products(J: Tensor, force: Tensor) -> Tensor:
     """``Jᵀ force`` for Jacobians ``(d, *batch, F)``, without a copy of them."""
     return (J.movedim(0, -2) @ force[..., None])[..., 0]
-
-
-def _bent(value: Tensor, x: Tensor) -> Tensor:
-    """The value as a function that torch believes to have second derivatives, even if it is linear."""
-    return value + 0 * x.square().sum(-1)
 
 
 def plain_jet(maps: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[list[Tensor], list[Tensor]]:

@@ -162,13 +162,13 @@ class ChordEnergy(Objective):
         # products of all nodes of all curves in a row, without copies; those between two curves are left out afterward
         gradient = frame.slopes([torch.nn.functional.pad(x, (0, 0, 1, 1)) for x in forces])[:, 1:-1]
         rows = [[J.flatten(1, 2).transpose(0, 1) for J in part] for part in frame.roots]
-        diagonal = 2 * T * _paired(rows, rows).unflatten(0, shape)[:, 1:-1]
+        diagonal = _paired(rows, rows, 2 * T).unflatten(0, shape)[:, 1:-1]
         upper = _between(rows, shape)
         curvature = torch.zeros_like(diagonal)
         if exact.any():
-            some = beside(exact.nonzero()[:, 0], nodes)
-            self.work.add(some.numel() * (T - 1) * 3 * (1 + nodes.shape[-1]))
-            strict = frame.at(some)
+            some = slice(None) if exact.all() else beside(exact.nonzero()[:, 0], nodes)
+            self.work.add(int(exact.sum()) * (T - 1) * 3 * (1 + nodes.shape[-1]))
+            strict = frame if isinstance(some, slice) else frame.at(some)
             curvature[some] = strict.inner().hessians([x[some] for x in forces])
             if len(frame.values) == 2:
                 upper[some] = -T * strict.between[:, 1:-1]
@@ -223,13 +223,15 @@ def lerp_nodes(nodes: Tensor, factor: int) -> Tensor:
 
 def _between(rows: list[list[Tensor]], shape: torch.Size) -> Tensor:
     """The blocks between neighboring inner nodes, ``(B, T - 2, d, d)``, from Jacobians of all nodes in a row."""
-    blocks = _paired([[J[:-1] for J in part] for part in rows], [[J[1:] for J in part] for part in rows])
-    return (1 - shape[1]) * torch.nn.functional.pad(blocks, (0, 0, 0, 0, 0, 1)).unflatten(0, shape)[:, 1:-2]
+    here, there = ([[J[nodes] for J in part] for part in rows] for nodes in (slice(-1), slice(1, None)))
+    blocks = _paired(here, there, 1 - shape[1])
+    return torch.nn.functional.pad(blocks, (0, 0, 0, 0, 0, 1)).unflatten(0, shape)[:, 1:-2]
 
 
-def _paired(left: list[list[Tensor]], right: list[list[Tensor]]) -> Tensor:
-    """``Lφ Rψᵀ + Lψ Rφᵀ``, summed over parts; twice the one product for a Euclidean embedding."""
+def _paired(left: list[list[Tensor]], right: list[list[Tensor]], factor: int) -> Tensor:
+    """``factor (Lφ Rψᵀ + Lψ Rφᵀ)``, summed over parts; one product for a Euclidean embedding."""
     terms = []
     for a, b in zip(left, right, strict=True):
-        terms.append(2 * (a[0] @ b[0].mT) if len(a) == 1 else a[0] @ b[1].mT + a[1] @ b[0].mT)
+        one = len(a) == 1
+        terms.append(2 * factor * (a[0] @ b[0].mT) if one else factor * (a[0] @ b[1].mT + a[1] @ b[0].mT))
     return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
