@@ -45,20 +45,55 @@ from pullback._families.rules import (
 from pullback._families.score import score_information, tensors_in
 
 
+Composite = Independent | Product
+
+
+def parts(p: Distribution, q: Distribution | None = None) -> list[tuple[Distribution, Size]]:
+    """The independent parts of a distribution, each with its batch dimensions that are features; those of a transformed
+    one only if the transforms are fixed, and those of q."""
+    inner = [fixed_base(p, q)] if isinstance(p, TransformedDistribution) else _inside(p)
+    return [(part, part.batch_shape[len(p.batch_shape) :]) for part in inner]
+
+
+def _inside(p: Distribution) -> tuple[Distribution, ...]:
+    if isinstance(p, Product):
+        return p.components
+    if isinstance(p, (Independent, TransformedDistribution)):
+        return (p.base_dist,)
+    return (p.base,) if isinstance(p, Masked) else ()
+
+
+def leaves(p: Distribution) -> Iterator[Distribution]:
+    """The distributions that `p` is made of: those of its features, parts and base."""
+    inner = _inside(p)
+    for part in inner:
+        yield from leaves(part)
+    if not inner:
+        yield p
+
+
 def additive(rule: Any, of_parts: Any) -> None:
     """Registers that a measure of two distributions adds up over features and parts, as `of_parts` has it."""
 
-    def of_features(p: Independent, q: Independent, *options: Any) -> Tensor:
-        value = of_parts(p.base_dist, q.base_dist, *options)
-        return value.flatten(len(p.batch_shape)).sum(-1) if value.ndim > len(p.batch_shape) else value
+    def total(p: Distribution, q: Distribution, *options: Any) -> Tensor:
+        values = [of_parts(a, b, *options) for (a, _), (b, _) in zip(parts(p), parts(_as(type(p), q)), strict=True)]
+        return torch.stack([x[..., None].flatten(len(p.batch_shape)).sum(-1) for x in values]).sum(0)
 
-    def of_product(p: Product, q: Product, *options: Any) -> Tensor:
-        return p.summed([of_parts(a, b, *options) for a, b in zip(p.components, q.components, strict=True)])
-
-    rule.register(Independent, of_features)
-    rule.register(Product, of_product)
+    rule.register(Independent, total)
+    rule.register(Product, total)
 
 
+def blockwise(rule: Any) -> None:
+    """Registers that an information is block-diagonal: one block for each part and feature."""
+
+    def blocks(p: Distribution) -> Information:
+        return joined([merged(rule(part), features) for part, features in parts(p)])
+
+    rule.register(Independent, blocks)
+    rule.register(Product, blocks)
+
+
+blockwise(fisher)
 additive(positive_kl, best_kl)
 additive(log_affinity, log_affinity)
 register_kl(Product, Product)(positive_kl)
@@ -80,31 +115,12 @@ for _family in (Gumbel, Weibull, Kumaraswamy):
     log_affinity.register(_family, log_affinity.dispatch(Distribution))
 
 
-@fisher.register
-def _(p: Independent) -> Information:
-    r"""Block-diagonal: one block for each feature."""
-    return merged(fisher(p.base_dist), p.base_dist.batch_shape[len(p.batch_shape) :])
-
-
-@fisher.register
-def _(p: Product) -> Information:
-    r"""Block-diagonal: one block for each part and feature."""
-    return joined([merged(fisher(part), p.features(part)) for part in p.components])
-
-
 @embed.register
-def _(p: Independent, origin: Distribution | None = None) -> Dual | None:
-    r"""The embeddings of the features, concatenated."""
-    base = None if origin is None else _as(Independent, origin).base_dist
-    return _merged_dual(embed(p.base_dist, origin=base), len(p.base_dist.batch_shape) - len(p.batch_shape))
-
-
-@embed.register
-def _(p: Product, origin: Distribution | None = None) -> Dual | None:
-    r"""The embeddings of the parts, concatenated; None if one of them has none."""
-    origins = [None] * len(p.components) if origin is None else _as(Product, origin).components
-    pairs = zip(p.components, origins, strict=True)
-    return _joined_dual([_merged_dual(embed(part, origin=base), len(p.features(part))) for part, base in pairs])
+def _(p: Composite, origin: Distribution | None = None) -> Dual | None:
+    r"""The embeddings of the features and parts, side by side; None if one of them has none."""
+    inner = parts(p)
+    origins = [(None, None)] * len(inner) if origin is None else parts(_as(type(p), origin))
+    return _side_by_side_dual(p, [embed(part, origin=o) for (part, _), (o, _) in zip(inner, origins, strict=True)])
 
 
 @embed.register
@@ -115,63 +131,48 @@ def _(p: TransformedDistribution, origin: Distribution | None = None) -> Dual | 
 
 
 @natural_and_mean.register
-def _(p: Independent) -> Dual | None:
-    """The pairs of the features, side by side."""
-    return _merged_dual(natural_and_mean(p.base_dist), len(p.base_dist.batch_shape) - len(p.batch_shape))
+def _(p: Composite) -> Dual | None:
+    """The pairs of the features and parts, side by side."""
+    return _side_by_side_dual(p, [natural_and_mean(part) for part, _ in parts(p)])
 
 
-@natural_and_mean.register
-def _(p: Product) -> Dual | None:
-    """The pairs of the parts, side by side."""
-    return _joined_dual([_merged_dual(natural_and_mean(part), len(p.features(part))) for part in p.components])
+def _side_by_side_dual(p: Composite, duals: Sequence[Dual | None]) -> Dual | None:
+    """The pairs of the parts of `p` as one; a Euclidean pair stays the same tensor twice."""
+    known = [dual for dual in duals if dual is not None]
+    if len(known) < len(duals):
+        return None
+    sizes = [len(features) for _, features in parts(p)]
+    phi, psi = ([pair[k].flatten(-1 - n) for pair, n in zip(known, sizes, strict=True)] for k in (0, 1))
+    first = torch.cat(phi, -1)
+    return first, first if all(a is b for a, b in known) else torch.cat(psi, -1)
 
 
 @rao_distance.register
-def _(p: Independent, q: Independent) -> Tensor:
-    r"""The root of the sum of the features' squared distances."""
-    return _norm(rao_distance(p.base_dist, q.base_dist), len(p.batch_shape))
-
-
-@rao_distance.register
-def _(p: Product, q: Product) -> Tensor:
+def _(p: Composite, q: Composite) -> Tensor:
     r"""The root of the sum of the parts' and features' squared distances."""
-    num_batch = len(p.batch_shape)
-    pairs = zip(p.components, q.components, strict=True)
-    return _norm(torch.stack([_norm(rao_distance(a, b), num_batch) for a, b in pairs], dim=-1), num_batch)
+    pairs = zip(parts(p), parts(_as(type(p), q)), strict=True)
+    distances = [rao_distance(a, b)[..., None].flatten(len(p.batch_shape)) for (a, _), (b, _) in pairs]
+    return torch.linalg.vector_norm(torch.cat(distances, -1), dim=-1)
 
 
 @most_uncertain.register
-def _(p: Independent) -> Distribution:
-    return Independent(most_uncertain(p.base_dist), p.reinterpreted_batch_ndims)
+def _(p: Composite | TransformedDistribution) -> Distribution:
+    return _rebuilt(p, [most_uncertain(part) for part, _ in parts(p)])
 
 
 @blend.register
-def _(p: Independent, q: Independent, s: Tensor) -> Distribution:
-    n = p.reinterpreted_batch_ndims
-    return Independent(blend(p.base_dist, q.base_dist, unsqueezed(s, n)), n)
+def _(p: Composite | TransformedDistribution, q: Any, s: Tensor) -> Distribution:
+    pairs = zip(parts(p, q), _inside(q), strict=True)
+    return _rebuilt(p, [blend(a, b, unsqueezed(s, len(features))) for (a, features), b in pairs])
 
 
-@most_uncertain.register
-def _(p: Product) -> Distribution:
-    return Product(*map(most_uncertain, p.components))
-
-
-@blend.register
-def _(p: Product, q: Product, s: Tensor) -> Distribution:
-    pairs = zip(p.components, q.components, strict=True)
-    return Product(*[blend(a, b, unsqueezed(s, len(p.features(a)))) for a, b in pairs])
-
-
-@most_uncertain.register
-def _(p: TransformedDistribution) -> Distribution:
-    return TransformedDistribution(most_uncertain(fixed_base(p)), p.transforms)
-
-
-@blend.register
-def _(p: TransformedDistribution, q: TransformedDistribution, s: Tensor) -> Distribution:
-    base = fixed_base(p, q)
-    s = unsqueezed(s, len(base.batch_shape) - len(p.batch_shape))
-    return TransformedDistribution(blend(base, q.base_dist, s), p.transforms)
+def _rebuilt(p: Composite | TransformedDistribution, inner: Sequence[Distribution]) -> Distribution:
+    """The same with other parts."""
+    if isinstance(p, Product):
+        return Product(*inner)
+    if isinstance(p, Independent):
+        return Independent(inner[0], p.reinterpreted_batch_ndims)
+    return TransformedDistribution(inner[0], p.transforms)
 
 
 @most_uncertain.register
@@ -184,19 +185,6 @@ def _(p: MixtureSameFamily) -> Distribution:
 def _(p: MixtureSameFamily, q: MixtureSameFamily, s: Tensor) -> Distribution:
     weights: Any = blend(p.mixture_distribution, q.mixture_distribution, s)
     return MixtureSameFamily(weights, blend(p.component_distribution, q.component_distribution, s[..., None]))
-
-
-def leaves(p: Distribution) -> Iterator[Distribution]:
-    """The distributions that `p` is made of: those of its features, parts and base."""
-    if isinstance(p, (Independent, TransformedDistribution)):
-        yield from leaves(p.base_dist)
-    elif isinstance(p, Masked):
-        yield from leaves(p.base)
-    elif isinstance(p, Product):
-        for part in p.components:
-            yield from leaves(part)
-    else:
-        yield p
 
 
 def fixed_base(p: TransformedDistribution, q: Distribution | None = None) -> Distribution:
@@ -256,6 +244,8 @@ def merged(info: Information, features: Size) -> Information:
 
 def joined(parts: Sequence[Information]) -> Information:
     """Information of independent parts side by side: ``eta`` and the roots (or products) are concatenated."""
+    if len(parts) == 1:
+        return parts[0]
     sizes = [part.eta.shape[-1] for part in parts]
     roots = [part.root for part in parts if part.root is not None]
     exact = all(part.exact for part in parts)
@@ -287,26 +277,6 @@ def as_product(info: Information) -> Linear:
         return pull(value)[0]
 
     return transposed
-
-
-def _merged_dual(dual: Dual | None, num_features: int) -> Dual | None:
-    """The pairs of features side by side; a Euclidean pair stays the same tensor twice."""
-    if dual is None:
-        return None
-    phi = dual[0].flatten(-1 - num_features)
-    return phi, phi if dual[0] is dual[1] else dual[1].flatten(-1 - num_features)
-
-
-def _joined_dual(duals: Sequence[Dual | None]) -> Dual | None:
-    known = [dual for dual in duals if dual is not None]
-    if len(known) < len(duals):
-        return None
-    phi = torch.cat([dual[0] for dual in known], dim=-1)
-    return phi, phi if all(a is b for a, b in known) else torch.cat([dual[1] for dual in known], dim=-1)
-
-
-def _norm(distances: Tensor, num_batch: int) -> Tensor:
-    return torch.linalg.vector_norm(distances.flatten(num_batch), dim=-1) if distances.ndim > num_batch else distances
 
 
 def _as(family: type[Distribution], p: Distribution) -> Any:

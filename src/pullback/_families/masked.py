@@ -127,32 +127,16 @@ def _(p: Masked, origin: Distribution | None = None) -> Dual | None:
     return phi, phi if dual[0] is dual[1] else weight * dual[1]
 
 
-@rao_distance.register(Masked)
-def _(p: Masked, q: Masked) -> Tensor:
-    """Of the features that both have seen."""
-    return (p.seen & q.seen) * rao_distance(p.base, q.base)
+def _of_both(of_base: Any) -> Any:
+    """A measure of two distributions, of the features that both have seen."""
+    return lambda p, q, *options: (p.seen & q.seen) * of_base(p.base, q.base, *options)
 
 
-@positive_kl.register
-def _(p: Masked, q: Masked) -> Tensor:
-    """Of the features that both have seen."""
-    return (p.seen & q.seen) * best_kl(p.base, q.base)
-
-
-@log_affinity.register
-def _(p: Masked, q: Masked, alpha: float) -> Tensor:
-    """Of the features that both have seen."""
-    return (p.seen & q.seen) * log_affinity(p.base, q.base, alpha)
-
-
-@most_uncertain.register
-def _(p: Masked) -> Distribution:
-    return Masked(most_uncertain(p.base), p.seen)
-
-
-@blend.register
-def _(p: Masked, q: Masked, s: Tensor) -> Distribution:
-    return Masked(blend(p.base, q.base, s), p.seen)
+rao_distance.register(Masked, _of_both(rao_distance))
+positive_kl.register(Masked, _of_both(best_kl))
+log_affinity.register(Masked, _of_both(log_affinity))
+most_uncertain.register(Masked, lambda p: Masked(most_uncertain(p.base), p.seen))
+blend.register(Masked, lambda p, q, s: Masked(blend(p.base, q.base, s), p.seen))
 
 
 def _mask(p: Distribution, seen: Any) -> Tensor:

@@ -6,11 +6,10 @@ from functools import singledispatch
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, LowRankMultivariateNormal, MultivariateNormal, Normal
+from torch.distributions import Distribution, LowRankMultivariateNormal, MultivariateNormal, Normal
 
-from pullback._families.composite import additive, joined, merged
+from pullback._families.composite import additive, blockwise
 from pullback._families.information import Information, MissingRuleError
-from pullback._families.product import Product
 from pullback._numerics.matrix_roots import lyapunov, sqrtm
 
 Full = MultivariateNormal | LowRankMultivariateNormal
@@ -71,13 +70,4 @@ def _(p: Full) -> Information:
 
 
 additive(squared_distance, squared_distance)
-
-
-@bures.register
-def _(p: Independent) -> Information:
-    return merged(bures(p.base_dist), p.base_dist.batch_shape[len(p.batch_shape) :])
-
-
-@bures.register
-def _(p: Product) -> Information:
-    return joined([merged(bures(part), p.features(part)) for part in p.components])
+blockwise(bures)
