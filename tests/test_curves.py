@@ -165,24 +165,6 @@ def test_straight_spline_is_a_line():
     torch.testing.assert_close(curve.velocity(t), (b - a)[:, None].expand(4, 11, 3))
 
 
-def test_least_squares_spline_recovers_a_spline_from_its_samples():
-    points = wave(6)
-    dense = pb.CubicSpline(points).resample(50)
-    torch.testing.assert_close(pb.CubicSpline.through(dense, num_knots=6).points, points)
-    assert torch.equal(pb.CubicSpline.through(dense).points, dense)
-
-
-def test_least_squares_spline_is_optimal_and_keeps_the_end_points():
-    points = wave(50) + 0.1 * torch.randn(50, 2, dtype=torch.float64)
-    fitted = pb.CubicSpline.through(points, num_knots=6)
-    assert torch.equal(fitted.begin, points[:, 0])
-    assert torch.equal(fitted.end, points[:, -1])
-    inner = fitted.points[:, 1:-1].clone().requires_grad_()
-    curve = pb.CubicSpline(torch.cat([points[:, :1], inner, points[:, -1:]], dim=1))
-    (gradient,) = torch.autograd.grad((curve.resample(50) - points).square().sum(), inner)
-    assert gradient.abs().max() < 1e-12
-
-
 # Energy and length
 
 

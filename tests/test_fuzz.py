@@ -213,7 +213,6 @@ METRICLESS |= {
     "GPExpectedMetric.tensor": lambda z: pb.GPExpectedMetric(PROCESS).tensor(z),
     "RBFPrecision.forward": lambda z: pb.RBFPrecision(SUPPORT, 2)(z),
     "CubicSpline": lambda z: pb.CubicSpline(z)(0.5),
-    "CubicSpline.through": lambda z: pb.CubicSpline.through(z, num_knots=3)(0.5),
     "CubicSpline.straight": lambda z: pb.CubicSpline.straight(z, z, 3)(0.5),
     "Polyline": lambda z: pb.Polyline(z)(0.5),
     "results.Geodesic": lambda z: PATH(first(z)),

@@ -12,7 +12,7 @@ from torch.distributions import Normal
 import pullback as pb
 from problems import PROBLEMS
 from pullback._solvers.base import Status
-from pullback.experiments.spline_descent import SplineDescent
+from pullback.experiments.spline_descent import SplineDescent, least_squares_knots
 
 DOUBLE = torch.float64
 NORMAL = next(p for p in PROBLEMS if p.name == "Normal half-plane")
@@ -94,3 +94,17 @@ def test_wrong_options_are_refused_with_a_sentence():
         SplineDescent(num_segments=7)
     with pytest.raises(ValueError, match="num_knots >= 4"):
         SplineDescent(num_knots=2)
+
+
+def test_least_squares_knots_recover_a_spline_and_are_optimal():
+    torch.manual_seed(5)
+    knots, noise = torch.randn(3, 6, 2, dtype=DOUBLE), 0.1 * torch.randn(3, 50, 2, dtype=DOUBLE)
+    dense = pb.CubicSpline(knots).resample(50)
+    torch.testing.assert_close(least_squares_knots(dense, 6), knots)
+    points = dense + noise
+    fitted = least_squares_knots(points, 6)
+    assert torch.equal(fitted[:, [0, -1]], points[:, [0, -1]])
+    inner = fitted[:, 1:-1].clone().requires_grad_()
+    curve = pb.CubicSpline(torch.cat([points[:, :1], inner, points[:, -1:]], dim=1))
+    (gradient,) = torch.autograd.grad((curve.resample(50) - points).square().sum(), inner)
+    assert gradient.abs().max() < 1e-12

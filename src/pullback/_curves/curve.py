@@ -150,11 +150,7 @@ class _Interpolant(Curve):
         t = parameters(t, self.begin)
         if t.ndim == 0:
             return self._at(t[None], derivative)[..., 0, :]
-        x = t * self.num_pieces
-        i = x.detach().floor().long().clamp(0, self.num_pieces - 1)
-        u, v = (spline.at(slope, i) for slope in self.piece_slopes())
-        p, q = spline.at(self.points, i), spline.at(self.points, i + 1)
-        return spline.hermite(p, q, u, v, (x - i)[..., None], derivative=derivative)
+        return spline.evaluate(self.points, self.piece_slopes(), t * self.num_pieces, derivative=derivative)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,18 +180,6 @@ class CubicSpline(_Interpolant):
     """
 
     @classmethod
-    def through(cls, points: Points, *, num_knots: int | None = None) -> CubicSpline:
-        """The spline through all points, or the least-squares one of `num_knots` knots with the same end points."""
-        points = cls(points).points
-        if num_knots is None or num_knots == points.shape[-2]:
-            return cls(points)
-        t = torch.linspace(0, 1, points.shape[-2], dtype=points.dtype, device=points.device)
-        basis = cls(torch.eye(num_knots, dtype=points.dtype, device=points.device))(t)
-        begin, end = points[..., :1, :], points[..., -1:, :]
-        rest = points - basis[:, :1] * begin - basis[:, -1:] * end
-        return cls(torch.cat([begin, torch.linalg.pinv(basis[:, 1:-1]) @ rest, end], dim=-2))
-
-    @classmethod
     def straight(cls, a: Codes, b: Codes, num_knots: int) -> CubicSpline:
         """The straight line from a to b at constant (Euclidean) speed."""
         a = as_codes(a)
@@ -204,8 +188,7 @@ class CubicSpline(_Interpolant):
         return cls(torch.lerp(a[..., None, :], b[..., None, :], w))
 
     def piece_slopes(self) -> tuple[Tensor, Tensor]:
-        slopes = spline.slopes(self.points)
-        return slopes[..., :-1, :], slopes[..., 1:, :]
+        return spline.piece_slopes(self.points)
 
 
 @dataclass(frozen=True, eq=False)

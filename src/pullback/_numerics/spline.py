@@ -41,15 +41,18 @@ def slopes(values: Tensor) -> Tensor:
     return torch.cat([begin[..., None, :], inner, end[..., None, :]], -2)
 
 
-def evaluate(values: Tensor, place: Tensor, *, derivative: bool = False) -> Tensor:
-    """The splines through ``values (*batch, n, d)`` at real indices ``place``, ``(m,)`` or ``(*batch, m)``.
-
-    With `derivative`, their derivatives by the index.
-    """
-    left = place.detach().floor().clamp(0, values.shape[-2] - 2).long()
+def piece_slopes(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The derivatives at both ends of every piece, ``(*batch, n - 1, d)`` each."""
     slope = slopes(values)
-    ends = [at(values, left), at(values, left + 1), at(slope, left), at(slope, left + 1)]
-    return hermite(ends[0], ends[1], ends[2], ends[3], (place - left)[..., None], derivative=derivative)
+    return slope[..., :-1, :], slope[..., 1:, :]
+
+
+def evaluate(values: Tensor, ends: tuple[Tensor, Tensor], place: Tensor, *, derivative: bool = False) -> Tensor:
+    """Cubics between ``values (*batch, n, d)``, with slopes at both ends of each, at real indices ``place``, ``(m,)``
+    or ``(*batch, m)``; with `derivative`, their derivatives by the index."""
+    left = place.detach().floor().long().clamp(0, values.shape[-2] - 2)
+    u, v = (at(slope, left) for slope in ends)
+    return hermite(at(values, left), at(values, left + 1), u, v, (place - left)[..., None], derivative=derivative)
 
 
 def hermite(p: Tensor, q: Tensor, u: Tensor, v: Tensor, x: Tensor, *, derivative: bool = False) -> Tensor:

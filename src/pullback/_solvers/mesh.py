@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pullback._numerics.spline import evaluate
+from pullback._numerics.spline import evaluate, piece_slopes
 from pullback._solvers.elements import DEGREE, split, table
 from pullback._typing import Float
 
@@ -35,7 +35,7 @@ def uniform(count: int, like: Tensor, num_elements: int) -> Tensor:
 
 def placed(path: Tensor, edges: Tensor) -> Tensor:
     """The nodes of elements on the splines through ``path``, whose nodes are at equal times."""
-    nodes = evaluate(path, parameters(edges) * (path.shape[1] - 1))
+    nodes = evaluate(path, piece_slopes(path), parameters(edges) * (path.shape[1] - 1))
     nodes[:, 0], nodes[:, -1] = path[:, 0], path[:, -1]
     return nodes
 

@@ -58,11 +58,20 @@ class SplineDescent(Solver):
 
     def solve(self, metric: Metric, nodes: Float[Tensor, "B n d"]) -> Solution:
         fine = Polyline(nodes.detach()).resample(4 * max(self.num_knots, nodes.shape[1]) + 1)
-        knots = CubicSpline.through(fine, num_knots=self.num_knots).points
+        knots = least_squares_knots(fine, self.num_knots)
         problem = _Problem(metric, _weights(self.num_knots, self.num_segments, knots))
         with unvalidated():
             curves = _start(problem, knots, self.learning_rate)
             return _measured(problem, _adam(problem, curves, self.rtol, self.max_steps))
+
+
+def least_squares_knots(points: Float[Tensor, "B n d"], num_knots: int) -> Float[Tensor, "B k d"]:
+    """The knots of the spline nearest to points at uniform parameters, with the same end points."""
+    t = torch.linspace(0, 1, points.shape[-2], dtype=points.dtype, device=points.device)
+    basis = CubicSpline(torch.eye(num_knots, dtype=points.dtype, device=points.device))(t)
+    begin, end = points[..., :1, :], points[..., -1:, :]
+    rest = points - basis[:, :1] * begin - basis[:, -1:] * end
+    return torch.cat([begin, torch.linalg.pinv(basis[:, 1:-1]) @ rest, end], dim=-2)
 
 
 @dataclass
