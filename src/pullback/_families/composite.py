@@ -44,7 +44,6 @@ from pullback._families.rules import (
 )
 from pullback._families.score import score_information, tensors_in
 
-
 Composite = Independent | Product
 
 
@@ -143,8 +142,13 @@ def _side_by_side_dual(p: Composite, duals: Sequence[Dual | None]) -> Dual | Non
         return None
     sizes = [len(features) for _, features in parts(p)]
     phi, psi = ([pair[k].flatten(-1 - n) for pair, n in zip(known, sizes, strict=True)] for k in (0, 1))
-    first = torch.cat(phi, -1)
-    return first, first if all(a is b for a, b in known) else torch.cat(psi, -1)
+    first = _cat(phi)
+    return first, first if all(a is b for a, b in known) else _cat(psi)
+
+
+def _cat(tensors: list[Tensor]) -> Tensor:
+    """Side by side; one alone is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
 
 
 @rao_distance.register
