@@ -41,8 +41,9 @@ def _trials(p: Categories) -> int:
 
 def _log_probs(p: Categories) -> Tensor:
     """Logits with a finite number in the place of -inf, the mask of an impossible category."""
-    limits = torch.finfo(p.probs.dtype)
-    return torch.log(p.probs.clamp_min(limits.tiny)) if given_probs(p) else p.logits.clamp_min(limits.min)
+    if given_probs(p):
+        return torch.log(p.probs.clamp_min(torch.finfo(p.probs.dtype).tiny))
+    return p.logits.clamp_min(torch.finfo(p.logits.dtype).min)
 
 
 def _root_probs(logits: Tensor) -> Tensor:

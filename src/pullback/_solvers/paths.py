@@ -174,7 +174,8 @@ def _with_even_speed(chords: ChordEnergy, paths: Paths) -> Paths:
     slow = torch.isfinite(paths.energy) & (paths.energy > (1 + _UNEVEN) * paths.length.square())
     if paths.nodes.shape[1] - 1 < FINE_SEGMENTS or not slow.any():
         return paths
-    points = paths.on(max(_EVEN_POINTS, paths.points.shape[1] - 1))
+    present = paths.points.shape[1] - 1
+    points = paths.on(max(min(_EVEN_POINTS, 2 * present), present))
     fine = lerp_nodes(points[beside(slow.nonzero()[:, 0], points)], SUBSTEPS)
     nodes = Polyline(fine)(equal_spacing(_piece_shares(chords, fine, 1), points.shape[1]))
     nodes[:, 0], nodes[:, -1] = fine[:, 0], fine[:, -1]
