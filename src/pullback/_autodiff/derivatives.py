@@ -62,13 +62,13 @@ def _two_reverse_sweeps(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]
         x = z if keep else z.detach().clone().requires_grad_()
         values = f(x)
         u = [torch.zeros_like(y, requires_grad=True) for y in values]
-        (g,) = _gradients(values, x, u)
+        (g,) = gradients(values, x, u)
         # It is linear in each part of u, unless an operation forgot what it depends on.
         if g.requires_grad and all(
             x is None for x in torch.autograd.grad(g.sum(), u, retain_graph=True, allow_unused=True)
         ):
             raise NotImplementedError("An operation has no second derivative in reverse mode.")
-        rows = [_gradients(g, u, e, create_graph=keep) for e in v]
+        rows = [gradients(g, u, e, create_graph=keep) for e in v]
     jacobians = tuple(map(torch.stack, zip(*rows, strict=True)))
     return (values if keep else tuple(y.detach() for y in values)), jacobians
 
@@ -96,8 +96,8 @@ def _plain_hessian(f: Callable[[Tensor], Tensor], z: Tensor, *, keep: bool) -> T
     with torch.inference_mode(False), torch.enable_grad(), Rewritten():
         # Not z itself: f may hold constants that depend on z, such as the other end of a divergence.
         x = z.view_as(z) if keep else z.detach().clone().requires_grad_()
-        (g,) = _gradients(f(x), x)
-        rows = [_gradients(g, x, e, create_graph=keep)[0] for e in _basis(z)]
+        (g,) = gradients(f(x), x)
+        rows = [gradients(g, x, e, create_graph=keep)[0] for e in _basis(z)]
     return torch.stack(rows, dim=-2)
 
 
@@ -112,10 +112,10 @@ def jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensors, list[Tensor],
         x = variable(z)
         values = f(x)
         y = [torch.zeros_like(value, requires_grad=True) for value in values]
-        (g,) = _gradients(values, x, y)
-        (h,) = _gradients(g, x, v)
-        rows = [_gradients(g, y, e, create_graph=keep) for e in _basis(z)]
-        bent = [_gradients(h, y, u, create_graph=keep) for u in w]
+        (g,) = gradients(values, x, y)
+        (h,) = gradients(g, x, v)
+        rows = [gradients(g, y, e, create_graph=keep) for e in _basis(z)]
+        bent = [gradients(h, y, u, create_graph=keep) for u in w]
     first = [torch.stack(columns, -2) for columns in zip(*rows, strict=True)]
     second = [torch.stack(columns, -1) for columns in zip(*bent, strict=True)]
     # A decoder that masks its invalid values with NaN has derivatives there that look harmless.
@@ -134,7 +134,7 @@ def differentiable(z: Tensor, v: Tensor) -> bool:
     return torch.is_grad_enabled() and (z.requires_grad or v.requires_grad)
 
 
-def _gradients(outputs: Any, inputs: Any, weights: Any = None, *, create_graph: bool = True) -> Tensors:
+def gradients(outputs: Any, inputs: Any, weights: Any = None, *, create_graph: bool = True) -> Tensors:
     """`torch.autograd.grad` of the sum of outputs times weights; zeros where an output does not depend on an input."""
     ys = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     ws = [torch.ones_like(y) for y in ys] if weights is None else [weights] if isinstance(weights, Tensor) else weights

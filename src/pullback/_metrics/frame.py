@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import Map, Tensors, constant_hessian, jet
+from pullback._autodiff.derivatives import Map, Tensors, constant_hessian, gradients, jet
 from pullback._families.information import Information, Maps, planar
 
 
@@ -55,6 +55,11 @@ class Part:
         """The embedding as a function of the coordinates."""
         return embedding(self.info)
 
+    @property
+    def is_euclidean(self) -> bool:
+        """Whether there is one map."""
+        return self.info.isometry is not None or self.info.separable
+
     @functools.cached_property
     def values(self) -> Tensors:
         """The maps, ``(*batch, F)``."""
@@ -69,7 +74,7 @@ class Part:
     def roots(self) -> Tensors:
         """Jacobians whose products are the metric tensor: of one map in an orthonormal basis of the family where it
         has one, which has fewer numbers than a pair and is positive also between nodes that are far apart."""
-        if len(self.values) == 1 or self.info.root is None:
+        if self.is_euclidean or self.info.root is None:
             return self.pushed
         return (self._flat(self.info.root(self.eta, self.tangents), self.z.ndim),)
 
@@ -84,7 +89,7 @@ class Part:
 
     def slopes(self, forces: list[Tensor]) -> Tensor:
         """Derivatives ``(*batch, d)`` of the sum over the maps of ``force · map``."""
-        if len(self.values) == 1:
+        if self.is_euclidean:
             return _products(self.pushed[0], _summed(forces))
         pulled = self._flat(self.pulled(forces), self.z.ndim - 1)
         return _products(self._flat(self.tangents, self.z.ndim), pulled)
@@ -92,7 +97,7 @@ class Part:
     def between(self) -> Tensor:
         r"""``Dφᵢᵀ Dψᵢ₊₁ + Dψᵢᵀ Dφᵢ₊₁`` between each node and the next, ``(B, n - 1, d, d)``."""
         k, d = self.eta.shape[-1], self.z.shape[-1]
-        if len(self.values) == 1 or k * k > d:
+        if self.is_euclidean or k * k > d:
             phi, psi = (J.movedim(0, -2) for J in (self.pushed[0], self.pushed[-1]))
             return phi[:, :-1] @ psi[:, 1:].mT + psi[:, :-1] @ phi[:, 1:].mT
         # by the maps' derivatives in the coordinates, which are fewer than the codes
@@ -108,6 +113,8 @@ class Part:
         """``Rᵀ f``, the derivative of ``f · R(eta) u`` in u; as a function of `eta` if that is given."""
         at = self.eta if eta is None else eta
         shaped = self._shaped(forces)
+        if self.info.separable:
+            return self.maps.push(at, self.origin, shaped[0])[0]
         if self.maps.pull is not None:
             return self.maps.pull(at, self.origin, shaped)
         with torch.enable_grad():
@@ -124,10 +131,9 @@ class Part:
             return self.pulled(forces), self._bend_by_direction(forces)
         with torch.enable_grad():
             eta = self.eta.detach().requires_grad_()
-            # a part that is constant in eta has no graph to it
-            pulled = self.pulled(forces, eta) + 0 * eta
+            pulled = self.pulled(forces, eta)
             places = [pulled] if self.info.separable else pulled.unbind(-1)
-            turns = [torch.autograd.grad(x.sum(), eta, retain_graph=True)[0] for x in places]
+            turns = [gradients(x, eta, create_graph=False)[0] for x in places]
         if self.info.separable:
             turned = turns[0] * self.tangents
         else:
@@ -149,7 +155,7 @@ class Part:
 
     def _shaped(self, forces: list[Tensor]) -> list[Tensor]:
         """The forces on each of the part's maps, with the features of its coordinates."""
-        known = [_summed(forces)] if len(self.values) == 1 else forces
+        known = [_summed(forces)] if self.is_euclidean else forces
         features = self.eta.shape[:-1]
         if is_planar(self.eta, self.z.ndim - 1):
             return [f.reshape(*features[:-1], -1, features[-1]).mT for f in known]
@@ -283,6 +289,8 @@ class Frame:
 
     def _split(self, forces: list[Tensor]) -> Iterator[tuple[Part, list[Tensor]]]:
         """Each part with the forces on it."""
+        if len(self.parts) == 1:
+            return iter([(self.parts[0], forces)])
         sizes = [part.values[0].shape[-1] for part in self.parts]
         pieces = zip(*(f.split(sizes, -1) for f in forces), strict=True)
         return zip(self.parts, map(list, pieces), strict=True)
