@@ -7,8 +7,8 @@ from pullback._geometry.exponential import Trajectory as Trajectory
 from pullback._geometry.geodesic import Geodesic as Geodesic
 from pullback._geometry.identifiability import Identifiability as Identifiability
 from pullback._geometry.logarithm import Logarithm as Logarithm
+from pullback._geometry.pairwise.engines import FailedPairsWarning as FailedPairsWarning
 from pullback._geometry.pairwise.neighbors import Neighbors as Neighbors
-from pullback._geometry.pairwise.run import FailedPairsWarning as FailedPairsWarning
 from pullback._geometry.pairwise.store import DistanceStore as DistanceStore
 from pullback._geometry.projection import Projection as Projection
 from pullback._geometry.uncertainty_report import UncertaintyReport as UncertaintyReport

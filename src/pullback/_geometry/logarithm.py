@@ -27,7 +27,7 @@ from pullback._geometry.distance import energies_and_doubts
 from pullback._geometry.exponential import arrivals
 from pullback._geometry.geodesic import Geodesic, Starts, geodesic
 from pullback._metrics.base import Metric, codes_for
-from pullback._metrics.connection import filtered_inverse
+from pullback._metrics.connection import velocity_of
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Solver
@@ -225,10 +225,8 @@ class _Velocities:
         walled = ~((curves.measured - square).abs() <= _AGREEMENT * square)
         walled |= square > (1 + _AGREEMENT) * self.bound[index] ** 2
         tensor, line = metric.tensor(begin), end - begin
-        # where M sees nothing the velocity is that of the line
-        bend = filtered_inverse(tensor) @ (curves.momentum[..., None] - tensor @ line[..., None])
         own = CubicSpline(self.nodes[index]).velocity(0.0)
-        velocity = torch.where(walled[:, None], own, line + bend[..., 0])
+        velocity = torch.where(walled[:, None], own, velocity_of(curves.momentum, tensor, line))
         length = torch.where(walled, self.bound[index], safe_sqrt(square))
         norm = safe_sqrt((velocity[:, None] @ tensor @ velocity[..., None])[:, 0, 0])
         ratio = torch.where((norm > 0) & (length > 0), length / norm, 1)

@@ -197,6 +197,12 @@ def _euler_lagrange(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
     return (filtered_inverse(tensor if keep else tensor.detach()) @ (slope - change)[..., None])[..., 0]
 
 
+def velocity_of(momentum: Tensor, tensor: Tensor, line: Tensor) -> Tensor:
+    """The velocities ``(n, d)`` with given momenta ``M v``; along what M does not see, those of straight lines."""
+    gap = momentum - (tensor @ line[..., None])[..., 0]
+    return line + (filtered_inverse(tensor) @ gap[..., None])[..., 0]
+
+
 def filtered_inverse(tensor: Tensor) -> Tensor:
     r"""The inverse of M; where M is nearly singular, :math:`\lambda / (\lambda^2 + \delta^2)` in place of
     :math:`1 / \lambda`.

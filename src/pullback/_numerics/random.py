@@ -16,8 +16,7 @@ def as_generator(random_state: RandomState, device: torch.device | str = "cpu") 
 
     Args:
         random_state: a seed; a generator, which is used as it is, or drawn from once if it lives on another device;
-        NumPy's
-            `RandomState`, from which a seed is drawn; or None for a seed from torch's own state, so that
+            NumPy's `RandomState`, from which a seed is drawn; or None for a seed from torch's own state, so that
             `torch.manual_seed` still decides.
         device: where the numbers are needed.
 

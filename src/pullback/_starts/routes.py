@@ -1,4 +1,4 @@
-"""Shortest routes between end points that lie beside a graph's nodesby Dijkstra's algorithm."""
+"""Shortest routes between end points that lie beside a graph's nodes, by Dijkstra's algorithm."""
 
 from __future__ import annotations
 

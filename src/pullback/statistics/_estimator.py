@@ -101,8 +101,7 @@ class Estimator(BaseEstimator, abc.ABC):
         """Checks codes ``(n, d)`` as scikit-learn does, and returns them as a tensor; `reset` when fitting.
 
         They get the precision and the device of the metric's decoder. Where these cannot be told, and in flat space,
-        tensors and
-        single or double precision arrays keep theirs, and everything else becomes double.
+        tensors and single or double precision arrays keep theirs, and everything else becomes double.
         """
         if not reset:
             check_is_fitted(self)

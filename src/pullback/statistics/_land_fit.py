@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pullback._metrics.connection import filtered_inverse
+from pullback._metrics.connection import filtered_inverse, velocity_of
 from pullback._starts.graph import Graph
 from pullback._starts.lattice import Lattice
 from pullback.statistics._clustering import GeodesicKMeans, greedy_medoids, swap_medoids
@@ -73,10 +73,8 @@ class View:
                 break
             rays = rays.moved(torch.zeros_like(rays.centers), rows.to(found.energy))
             found = rays.expand(exact=False)
-        M = paths.tensor(mean)
-        line = points - mean
-        gap = -0.5 * found.slope.to(mean) - line @ M
-        return cls(line + gap @ filtered_inverse(M), rays.converged, rays)
+        v = velocity_of(-0.5 * found.slope.to(mean), paths.tensor(mean), points - mean)
+        return cls(v, rays.converged, rays)
 
     def derivative(self, paths: Paths, mean: Tensor) -> Tensor | None:
         r"""The derivatives ``(m, d, d)`` of the tangents in the mean, by the Hessians H of half the squared distances.

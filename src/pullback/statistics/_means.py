@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._metrics.connection import filtered_inverse
+from pullback._metrics.connection import filtered_inverse, velocity_of
 from pullback.statistics._paths import Paths
 from pullback.statistics._stars import Expansion, Star
 
@@ -167,11 +167,8 @@ class Balance:
 
     def logarithms(self, codes: Tensor) -> Tensor:
         """The logarithms of the codes at their centers, ``(n, d)``; where M sees nothing, those of straight lines."""
-        M = self.paths.tensor(self.centers)[self.labels]
-        inverse = filtered_inverse(self.paths.tensor(self.centers))[self.labels]
-        line = codes - self.centers[self.labels]
-        gap = -0.5 * self.expansion.slope - (M @ line[..., None])[..., 0]
-        return line + (inverse @ gap[..., None])[..., 0]
+        M, line = self.paths.tensor(self.centers)[self.labels], codes - self.centers[self.labels]
+        return velocity_of(-0.5 * self.expansion.slope, M, line)
 
     def _newton(self) -> tuple[Tensor, Tensor]:
         """The step of every center, and the decrease of the variance that it promises together with the paths."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.geodesic import Geodesic
-from pullback._metrics.connection import filtered_inverse
+from pullback._metrics.connection import velocity_of
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import DEGREE, ElementEnergy, Local, equal_times, halved
 from pullback._solvers.mesh import placed, uniform
@@ -152,8 +152,7 @@ class LogStar(Star):
             free = centers.clone().requires_grad_()
             (slope,) = torch.autograd.grad(T * paths.metric.ds2(free, nodes[:, 1]).sum(), free)
         M, line = paths.tensor(centers), codes - centers
-        gap = -0.5 * slope - (M @ line[..., None])[..., 0]
-        velocity = line + (filtered_inverse(M) @ gap[..., None])[..., 0]
+        velocity = velocity_of(-0.5 * slope, M, line)
         norm = (velocity[:, None] @ M @ velocity[..., None])[:, 0, 0].clamp_min(0).sqrt()
         ratio = torch.where((norm > 0) & (solved.length > 0), solved.length / norm, 1)
         error = torch.maximum((ratio - 1).abs(), solved.error)

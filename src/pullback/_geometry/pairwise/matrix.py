@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor
 
 from pullback._geometry.geodesic import solver_or_default
+from pullback._geometry.pairwise.engines import Engine, run
 from pullback._geometry.pairwise.job import Job, Starts
 from pullback._geometry.pairwise.manifest import manifest
 from pullback._geometry.pairwise.plan import MatrixPlan
-from pullback._geometry.pairwise.run import Engine, run
 from pullback._geometry.pairwise.store import DistanceStore, clean, open_writer, unfinished
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
@@ -108,22 +109,24 @@ def pairwise_distances(
         _check_memory(job)
         matrix, _ = run(job, engine, blocks, None, errors=errors)
         return torch.as_tensor(matrix).to(Z.device)
-    return _stored(job, engine, blocks if shard is None else blocks[shard[0] :: shard[1]], Path(out), errors)
-
-
-def _stored(job: Job, engine: Engine, blocks: list, path: Path, errors: Literal["nan", "raise"]) -> DistanceStore:
-    writer = open_writer(path, job.plan, manifest(job))
-    _, num_solved = run(job, engine, unfinished(writer, blocks), writer, errors=errors)
-    store = DistanceStore.open(path)
-    if store.complete:
-        clean(path)
+    store = stored(job, engine, blocks if shard is None else blocks[shard[0] :: shard[1]], Path(out), errors)
     failures = store.failures() if errors == "raise" else []
     if failures:
         i, j, message = failures[0]
         raise ConvergenceError(
-            f"{len(failures)} pairs in {path} have no distance, the first ({i}, {j}): {message}.", store
+            f"{len(failures)} pairs in {out} have no distance, the first ({i}, {j}): {message}.", store
         )
-    return DistanceStore(path, store.manifest, store.num_blocks, store.num_missing, num_solved)
+    return store
+
+
+def stored(job: Job, engine: Engine, blocks: list, path: Path, errors: Literal["nan", "raise"]) -> DistanceStore:
+    """Solves the blocks that a store does not have yet, and writes them to it."""
+    writer = open_writer(path, job.plan, manifest(job))
+    _, num_solved = run(job, engine, unfinished(writer, blocks), writer, errors=errors)
+    store = replace(DistanceStore.open(path), num_solved=num_solved)
+    if store.complete:
+        clean(path)
+    return store
 
 
 def default_block_size(num_codes: int, device_type: str) -> int:

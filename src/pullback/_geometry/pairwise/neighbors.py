@@ -26,12 +26,10 @@ from pullback._geometry.certificate import lower_bounds
 from pullback._geometry.geodesic import solver_or_default
 from pullback._geometry.pairwise.bounds import nearest_in_position, positions
 from pullback._geometry.pairwise.connectivities import fuzzy_union
+from pullback._geometry.pairwise.engines import Engine, run
 from pullback._geometry.pairwise.job import Job, Starts
-from pullback._geometry.pairwise.manifest import manifest
-from pullback._geometry.pairwise.matrix import default_batch_size
+from pullback._geometry.pairwise.matrix import default_batch_size, stored
 from pullback._geometry.pairwise.plan import ListPlan
-from pullback._geometry.pairwise.run import Engine, run
-from pullback._geometry.pairwise.store import DistanceStore, clean, open_writer, unfinished
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress
@@ -279,10 +277,7 @@ class _Search:
         if out is None:
             values, _ = run(job, self.engine, blocks, None, errors=self.errors)
         else:
-            writer = open_writer(out, plan, manifest(job))
-            run(job, self.engine, unfinished(writer, blocks), writer, errors=self.errors)
-            clean(out)
-            values = DistanceStore.open(out).distances[:]
+            values = stored(job, self.engine, blocks, out, self.errors).distances[:]
         distance[chosen], solved[chosen] = values, True
 
     def _most_promising(self, values: np.ndarray) -> np.ndarray:
