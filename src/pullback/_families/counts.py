@@ -102,7 +102,8 @@ def _log_odds(p: Trials | Runs) -> Tensor:
 def _deviation(logits: Tensor) -> Tensor:
     r"""√(p(1 - p)) = t / (1 + t²) with t = exp(-|l|/2): no overflow, in its derivatives either."""
     if (values := plain_values(logits)) is not None:
-        return (0.5 * values).cosh_().reciprocal_().mul_(0.5)
+        t = (0.5 * values).cosh_()
+        return torch.div(t.new_full((), 0.5), t, out=t)
     t = torch.exp(-0.5 * _sign(logits) * logits)
     return t / (1 + t * t)
 
@@ -133,7 +134,7 @@ def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
         # The same in place, where no derivative is wanted; torch's arctangent of two numbers costs half as much as that
         # of one.
         t = (0.5 * values).exp_()
-        return torch.atan2(t, torch.ones((), dtype=t.dtype, device=t.device), out=t).mul_(2).sub_(0.5 * math.pi)
+        return torch.add(t.new_full((), -0.5 * math.pi), torch.atan2(t, t.new_ones(()), out=t), alpha=2, out=t)
     if origin is None:
         sign = _sign(logits)
         t = torch.exp(-0.5 * sign * logits)

@@ -266,16 +266,14 @@ class Frame:
 
     def slopes(self, forces: list[Tensor]) -> Tensor:
         """Derivatives ``(*batch, d)`` of the mean over the maps of ``2 force · map``."""
-        forces = _weighted(forces)
-        if self.parts:
-            return _total([part.slopes(f) for part, f in self._split(forces)])
-        return _total([_products(J, f) for J, f in zip(self.jacobians, forces, strict=True)])
+        pairs = zip(self.jacobians, forces, strict=True)
+        known = [part.slopes(f) for part, f in self._split(forces)] if self.parts else [_products(*p) for p in pairs]
+        return 2 / len(forces) * _total(known)
 
     def hessians(self, forces: list[Tensor]) -> Tensor:
         """Hessians ``(*batch, d, d)`` of the same, symmetric."""
-        forces = _weighted(forces)
         blocks = self._bends(forces) if self.parts else constant_hessian(lambda x: self._work(x, forces), self.z)
-        return 0.5 * (blocks + blocks.mT)
+        return 1 / len(forces) * (blocks + blocks.mT)
 
     def _bends(self, forces: list[Tensor]) -> Tensor:
         pulled, bends = zip(*(part.bend(f) for part, f in self._split(forces)), strict=True)
@@ -305,10 +303,6 @@ def side_by_side(parts: Sequence[Tensors]) -> Tensors:
         return parts[0]
     ends = (0, -1) if any(len(maps) > 1 for maps in parts) else (0,)
     return tuple(torch.cat([maps[i] for maps in parts], -1) for i in ends)
-
-
-def _weighted(forces: list[Tensor]) -> list[Tensor]:
-    return [2 * f for f in forces] if len(forces) == 1 else forces
 
 
 def _total(terms: Sequence[Tensor]) -> Tensor:

@@ -158,9 +158,9 @@ class ChordEnergy(Objective):
         frame = self.frame(nodes, nodes[:, :1])
         steps = [x.diff(dim=1) for x in frame.values]
         energy = total_energy(squared(steps))
-        forces = [T * (x[:, :-1] - x[:, 1:]) for x in reversed(steps)]
+        forces = [_forces(x) for x in reversed(steps)]
         # products of all nodes of all curves in a row, without copies; those between two curves are left out afterward
-        gradient = frame.slopes([torch.nn.functional.pad(x, (0, 0, 1, 1)) for x in forces])[:, 1:-1]
+        gradient = T * frame.slopes(forces)[:, 1:-1]
         rows = [[J.flatten(1, 2).transpose(0, 1) for J in part] for part in frame.roots]
         diagonal = _paired(rows, rows, 2 * T).unflatten(0, shape)[:, 1:-1]
         upper = _between(rows, shape)
@@ -169,7 +169,7 @@ class ChordEnergy(Objective):
             some = slice(None) if exact.all() else beside(exact.nonzero()[:, 0], nodes)
             self.work.add(int(exact.sum()) * (T - 1) * 3 * (1 + nodes.shape[-1]))
             strict = frame if isinstance(some, slice) else frame.at(some)
-            curvature[some] = strict.inner().hessians([x[some] for x in forces])
+            curvature[some] = T * strict.inner().hessians([x[some][:, 1:-1] for x in forces])
             if len(frame.values) == 2:
                 upper[some] = -T * strict.between[:, 1:-1]
         return Expansion(energy, gradient, diagonal, upper, curvature)
@@ -212,6 +212,14 @@ def squared(steps: list[Tensor]) -> Tensor:
     if len(steps) == 1:
         return torch.linalg.vector_norm(steps[0], dim=-1).square()
     return (steps[0] * steps[1]).sum(-1)
+
+
+def _forces(steps: Tensor) -> Tensor:
+    """What steps ``(B, T, F)`` exert on the nodes between them, ``(B, T + 1, F)``; nothing on the ends."""
+    force = steps.new_empty(steps.shape[0], steps.shape[1] + 1, steps.shape[2])
+    torch.sub(steps[:, :-1], steps[:, 1:], out=force[:, 1:-1])
+    force[:, :: steps.shape[1]] = 0
+    return force
 
 
 def lerp_nodes(nodes: Tensor, factor: int) -> Tensor:
