@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pullback._curves.curve import Polyline
+from pullback._curves.curve import CubicSpline, Polyline
 from pullback._curves.speed import equal_spacing, mixed_steps
 from pullback._numerics.rows import beside, concatenate, moved_to, take
 from pullback._numerics.spline import refine
@@ -17,8 +17,9 @@ from pullback._solvers.measure import Measurement, measure_pieces
 from pullback._solvers.newton import START_DAMPING, Descent
 from pullback._solvers.plan import FINE_SEGMENTS, START_SEGMENTS, SUBSTEPS
 
-# Excess of the energy of a path over the square of its length from which its speed is made even, and the points it
-# takes (toy problem). That is done on fine levels only: fewer segments are used by callers who want a coarse path.
+# Excess of the energy of a path over the square of its length from which its speed is made even (VAE of all digits with
+# d = 2), and the points it takes at the end (toy problem). That is done on fine levels only: fewer segments are used by
+# callers who want a coarse path.
 _UNEVEN, _EVEN_POINTS = 1e-2, 4 * START_SEGMENTS
 # Part of the time that goes by Euclidean length (toy problem).
 _EUCLIDEAN_SHARE = 3e-3
@@ -166,12 +167,34 @@ def assemble(done: list[Paths], chords: ChordEnergy) -> Solution:
     )
 
 
+def evened(chords: ChordEnergy, paths: Paths, num_segments: int) -> Tensor:
+    """The best paths on `num_segments` segments, at constant speed where that has less energy than their own.
+
+    Where the metric is small a descent evens out the speed in many steps: nodes have little reason to move on.
+    """
+    nodes = paths.on(num_segments)
+    rows = (paths.is_spline & _is_uneven(paths)).nonzero()[:, 0]
+    if num_segments < FINE_SEGMENTS or not rows.numel():
+        return nodes
+    at = beside(rows, nodes)
+    fine = paths.on(2 * num_segments)[at]
+    even = CubicSpline(fine)(equal_spacing(_piece_shares(chords, fine, 1), num_segments + 1))
+    even[:, 0], even[:, -1] = fine[:, 0], fine[:, -1]
+    better = chords.energy(even) < chords.energy(nodes[at])
+    return nodes.index_copy(0, at, torch.where(better[:, None, None], even, nodes[at]))
+
+
+def _is_uneven(paths: Paths) -> Tensor:
+    """Which paths are run through at a speed that is far from constant."""
+    return torch.isfinite(paths.energy) & (paths.energy > (1 + _UNEVEN) * paths.length.square())
+
+
 def _with_even_speed(chords: ChordEnergy, paths: Paths) -> Paths:
     """Runs through paths at constant speed, in straight pieces, where that has less energy.
 
     Where the metric vanishes nodes have no reason to move on. At kinks constant speed may cut corners, and cost more.
     """
-    slow = torch.isfinite(paths.energy) & (paths.energy > (1 + _UNEVEN) * paths.length.square())
+    slow = _is_uneven(paths)
     if paths.nodes.shape[1] - 1 < FINE_SEGMENTS or not slow.any():
         return paths
     present = paths.points.shape[1] - 1

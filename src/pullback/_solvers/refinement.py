@@ -29,7 +29,7 @@ from pullback._solvers.chords import ChordEnergy, total_energy, total_length
 from pullback._solvers.errors import judge, piece_error, spline_error
 from pullback._solvers.measure import measure_pieces, measure_spline
 from pullback._solvers.newton import Descent, Minimizer
-from pullback._solvers.paths import Paths, assemble, cut_pieces, join, keep_better
+from pullback._solvers.paths import Paths, assemble, cut_pieces, evened, join, keep_better
 from pullback._solvers.pieces import PieceEnergy
 from pullback._solvers.plan import FINE_SEGMENTS, START_SEGMENTS, Plan
 
@@ -179,8 +179,9 @@ class Refinement:
     def _prepared(self, paths: Paths, key: Key) -> Paths:
         """The paths with the nodes of a level."""
         kind, level = key
-        unknown = torch.full_like(paths.error, torch.nan)
-        return replace(paths, nodes=paths.on(level), error=unknown if kind == _PIECES else paths.error)
+        if kind == _PIECES:
+            return replace(paths, nodes=paths.on(level), error=torch.full_like(paths.error, torch.nan))
+        return replace(paths, nodes=evened(self.chords, paths, level))
 
 
 def _stuck_after_walls(new: Paths, old: Paths, descent: Descent, worse: Tensor) -> Tensor:
