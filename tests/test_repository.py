@@ -32,6 +32,7 @@ ORDER = [
     "_families",
     "_decoders",
     "_metrics",
+    "_named",
     "divergences",
     "_curves",
     "_starts",

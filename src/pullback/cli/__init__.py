@@ -17,7 +17,7 @@ from pullback import __version__
 COMMANDS = {
     "reproduce": ("experiments.command", "run an experiment of the paper, or all of them"),
     "distances": ("cli.distances", "fill a store with the distances of all pairs of codes, or find nearest neighbors"),
-    "explore": ("cli.explore", "open a page that shows a latent space, built-in or your own"),
+    "explore": ("explorer.command", "open a page that shows a latent space, built-in or your own"),
 }
 
 

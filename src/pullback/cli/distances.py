@@ -13,7 +13,7 @@ import tyro
 from scipy import sparse
 
 import pullback as pb
-from pullback.cli._own import own
+from pullback._named import own
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from pullback import Metric
+from pullback._metrics.base import Metric
 
 
 def own(name: str) -> tuple[Any, bool]:

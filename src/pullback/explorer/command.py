@@ -10,7 +10,7 @@ import tyro
 
 import pullback as pb
 from pullback._decoders.contract import as_codes
-from pullback.cli._own import own
+from pullback._named import own
 from pullback.explorer.builtin import BUILTIN, builtin
 from pullback.explorer.model import Model
 
