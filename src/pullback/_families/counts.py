@@ -100,12 +100,12 @@ def _log_odds(p: Trials | Runs) -> Tensor:
 
 
 def _deviation(logits: Tensor) -> Tensor:
-    r"""√(p(1 - p)) = t / (1 + t²) with t = exp(-|l|/2): no overflow, in its derivatives either."""
+    r"""√(p(1 - p)) = exp(-|l|/2) σ(|l|): no overflow, in its derivatives either."""
     if (values := plain_values(logits)) is not None:
         t = (0.5 * values).cosh_()
         return torch.div(t.new_full((), 0.5), t, out=t)
-    t = torch.exp(-0.5 * _sign(logits) * logits)
-    return t / (1 + t * t)
+    size = _sign(logits) * logits
+    return torch.exp(-0.5 * size) * torch.sigmoid(size)
 
 
 def _sign(logits: Tensor) -> Tensor:
