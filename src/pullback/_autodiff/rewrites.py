@@ -24,6 +24,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
+from pullback._autodiff.torch_internals import is_wrapped
+
 
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
     return torch.linalg.vector_norm(x1[..., :, None, :] - x2[..., None, :, :], ord=p, dim=-1)
@@ -113,7 +115,7 @@ def _affine(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _constant(x: Tensor | None) -> bool:
-    return x is None or forward_ad.unpack_dual(x).tangent is None
+    return x is None or not is_wrapped(x) or forward_ad.unpack_dual(x).tangent is None
 
 
 _AFFINE = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
