@@ -45,9 +45,9 @@ def moved_to(rows: Rows, device: torch.device) -> Rows:
 
 
 def beside(x: Tensor, other: Tensor | torch.device) -> Tensor:
-    """The tensor on the device of another; what goes to an accelerator does not wait for the work queued there."""
+    """The tensor on the device of another; what goes to a GPU does not wait for the work queued there."""
     device = other.device if isinstance(other, Tensor) else other
-    return x if x.device == device else x.to(device, non_blocking=device.type != "cpu")
+    return x if x.device == device else x.to(device, non_blocking=device.type == "cuda")
 
 
 def _places(index: Tensor, columns: list[Tensor]) -> dict[torch.device, Tensor]:

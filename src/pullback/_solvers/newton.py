@@ -277,12 +277,14 @@ def _tried(
 ) -> Trial:
     """The trial with its expansions; only its energy, which costs a fraction, where the step is the `last`."""
     trial = Trial(nodes, predicted, near, curves.energy, torch.zeros_like(last), [])
-    if last.any():
-        rows = last.nonzero()[:, 0]
-        at = beside(rows, nodes)
-        trial.energy = trial.energy.index_copy(0, rows, objective.energy(nodes[at], curves.constants[at]).cpu())
-    if not last.all():
+    rows = last.nonzero()[:, 0]
+    at = beside(rows, nodes)
+    # asked for before anything waits
+    energies = objective.energy(nodes[at], curves.constants[at]) if len(rows) else None
+    if len(rows) < len(last):
         trial.expand(objective, curves, (~last).nonzero()[:, 0])
+    if energies is not None:
+        trial.energy = trial.energy.index_copy(0, rows, energies.cpu())
     return trial
 
 
