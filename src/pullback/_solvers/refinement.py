@@ -8,7 +8,7 @@ else it goes on with twice the segments.
 
 A sharp wall in the metric breaks this. Where a decoder changes and changes back within less than a segment, no chord
 sees it; minimizing the chord energy then *draws* the nodes to both sides of the wall. The measurement notices: the path
-has far more energy on 4T segments than on T. Such a level is discarded, and the curve continues in the *walled* regime:
+has far more energy on 4T segments than on T. On a fine level the curve then continues in the *walled* regime:
 straight pieces between fewer nodes, each measured in many chords, so that crossing a wall in one piece is as expensive
 as it is in truth. Where such a path turns it has a node; from level to level its longer pieces are cut, and it is
 returned as these pieces, not as a spline.
@@ -129,7 +129,7 @@ class Refinement:
         descent = self._minimum(paths)
         found = measure_spline(self.chords, descent.nodes)
         blind = found.energy > _BLIND * descent.energy
-        worse = blind | ~(found.energy <= paths.energy * (1 + _SLACK + found.error))
+        worse = ~(found.energy <= paths.energy * (1 + _SLACK + found.error))
         error = spline_error(paths, descent, found, worse, self.plan.expensive)
         new = keep_better(paths, descent, found, worse, error, descent.nodes)
         new.status, done = judge(self.plan, new, paths, worse, found.asymptotic)
