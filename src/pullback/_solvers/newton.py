@@ -191,7 +191,8 @@ class Minimizer:
     ) -> tuple[Descent, Expansion]:
         """One step of every curve."""
         nodes, predicted, positive = _proposed(curves, model)
-        flat = positive & (predicted <= _noise(model))
+        noise = NOISE * torch.finfo(predicted.dtype).eps * model.energy
+        flat = positive & (predicted <= noise)
         near, last, remaining = self._forecast(curves, model, predicted, positive, flat)
         leaving = (last | flat) & curves.indefinite & ~curves.certified
         if leaving.any():
@@ -199,7 +200,7 @@ class Minimizer:
         flat, last = flat & ~leaving, last & ~leaving
         trial = _tried(objective, curves, nodes, predicted, near & objective.has_hessian, last)
         gain = (model.energy - trial.energy) / predicted
-        lower = torch.where(flat, trial.energy <= model.energy + _noise(model), gain > _LEAST_GAIN)
+        lower = torch.where(flat, trial.energy <= model.energy + noise, gain > _LEAST_GAIN)
         trial.accepted = positive & lower
         outside = ~torch.isfinite(trial.energy)
         short = positive & ~(trial.accepted | flat | leaving)
@@ -248,11 +249,6 @@ class Minimizer:
         fast = (first | (rate <= _FAST)) & (predicted <= EXACT_BELOW * model.energy) & curves.uses_hessian
         near = positive & (slow | unsure | (~fast & self.always_exact))
         return near, last & ~unsure, torch.where(crawling & ~regular, to_come, remaining)
-
-
-def _noise(model: Expansion) -> Tensor:
-    """The rounding of energies."""
-    return NOISE * torch.finfo(model.energy.dtype).eps * model.energy
 
 
 def _expansion(objective: Objective, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:

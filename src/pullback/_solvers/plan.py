@@ -61,28 +61,19 @@ class Plan:
 
     @classmethod
     def of(
-        cls,
-        chords: ChordEnergy,
-        nodes: Tensor,
-        *,
-        rtol: float | None,
-        accept: float,
-        budget: int,
-        max_steps: int,
-        min_segments: int,
-        max_segments: int,
+        cls, chords: ChordEnergy, nodes: Tensor, *, rtol: float | None, accept: float, min_segments: int, **limits: int
     ) -> Plan:
         """The plan for paths that start from ``nodes``; two nodes are a straight line."""
         width = chords.width(nodes)
         expensive, guided = width > _EXPENSIVE, nodes.shape[1] > 2
         if guided and not expensive:
-            min_segments = max(min_segments, min(FINE_SEGMENTS, max_segments // 4))
+            min_segments = max(min_segments, min(FINE_SEGMENTS, limits["max_segments"] // 4))
         usual = ROUGH_RTOL * min(1.0, width / _VERY_EXPENSIVE) if expensive else _RTOL
         # chords are differences, and keep half the digits of what is decoded
         usual = max(usual, torch.finfo(nodes.dtype).eps ** 0.5)
         aim, given = (usual, False) if rtol is None else (rtol, True)
-        limits = budget, max_steps, min_segments, max_segments
-        return cls(aim, given, max(accept, aim), *limits, width, guided, nodes.device.type != "cpu")
+        limits |= {"min_segments": min_segments, "width": width}
+        return cls(aim, given, max(accept, aim), guided=guided, on_device=nodes.device.type != "cpu", **limits)
 
     @property
     def expensive(self) -> bool:
