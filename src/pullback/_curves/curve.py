@@ -4,12 +4,8 @@ A curve is a map :math:`c: [0, 1] \to Z`. The curves here are cubic between thei
 :math:`t_i = i / (n - 1)`: `Polyline` joins them by straight pieces, `CubicSpline` by the not-a-knot cubic spline, and
 `PiecewiseCubic` by cubics with given slopes, so that a batch can hold curves of both kinds.
 
-Energy and length need nothing of a metric but its squared steps,
-
-.. math:: E_T(c) = T \sum_i \mathrm{ds}^2(c(t_i), c(t_{i+1})), \qquad
-   L_T(c) = \sum_i \sqrt{\mathrm{ds}^2(c(t_i), c(t_{i+1}))}.
-
-Squared steps are symmetric, so both have order two, and order four after one Richardson extrapolation.
+Energy and length need nothing of a metric but its squared steps. These are symmetric, so both have order two, and order
+four after one Richardson extrapolation.
 """
 
 from __future__ import annotations

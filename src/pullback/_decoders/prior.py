@@ -89,34 +89,25 @@ def _precision(prior: Distribution | Tensor) -> Tensor:
     """The information matrix of a prior whose log-density is quadratic."""
     if isinstance(prior, Independent):
         return _precision(prior.base_dist)
-    if isinstance(prior, MultivariateNormal):
-        return _matrix(prior.precision_matrix)
     if isinstance(prior, Normal):
-        return torch.diag_embed(_vector(prior.scale) ** -2)
-    if isinstance(prior, Tensor):
-        return _matrix(prior)
+        if prior.scale.ndim != 1:
+            raise ValueError(
+                f"A Normal prior must have one scale per latent dimension, shape (d,); got {tuple(prior.scale.shape)}. "
+                "For N(0, s²) in d dimensions use Normal(torch.zeros(d), s * torch.ones(d))."
+            )
+        return torch.diag_embed(prior.scale**-2)
+    precision = prior.precision_matrix if isinstance(prior, MultivariateNormal) else prior
+    if isinstance(precision, Tensor):
+        if precision.ndim != 2 or precision.shape[0] != precision.shape[1]:
+            raise ValueError(
+                f"A precision matrix has the shape (d, d), got {tuple(precision.shape)}. Pass one matrix for all codes."
+            )
+        return precision
     raise TypeError(
         f"The information of a {type(prior).__name__} prior is not one positive semi-definite matrix: the log-density "
         "of a mixture or a flow is not concave everywhere. Give a Normal or a MultivariateNormal, or a precision "
         "matrix of your choice, such as torch.cov(codes.T).inverse()."
     )
-
-
-def _vector(scale: Tensor) -> Tensor:
-    if scale.ndim != 1:
-        raise ValueError(
-            f"A Normal prior must have one scale per latent dimension, shape (d,); got {tuple(scale.shape)}. For N(0, "
-            "s²) in d dimensions use Normal(torch.zeros(d), s * torch.ones(d))."
-        )
-    return scale
-
-
-def _matrix(precision: Tensor) -> Tensor:
-    if precision.ndim != 2 or precision.shape[0] != precision.shape[1]:
-        raise ValueError(
-            f"A precision matrix has the shape (d, d), got {tuple(precision.shape)}. Pass one matrix for all codes."
-        )
-    return precision
 
 
 def _root(precision: Tensor) -> Tensor:

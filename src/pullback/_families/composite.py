@@ -220,13 +220,8 @@ def _varies(t: Tensor, p: Distribution) -> bool:
 def independent(p: Distribution) -> list[Information]:
     """The information of the parts of a distribution, each of its own family with its features, ``eta (*b, *features,
     k)``: what `fisher` puts side by side."""
-    if type(p) is Independent:
-        return independent(p.base_dist)
-    if type(p) is Product:
-        return [info for part in p.components for info in independent(part)]
-    fixed = fisher.dispatch(type(p)) is fisher.dispatch(TransformedDistribution)
-    if fixed and isinstance(p, TransformedDistribution):
-        return independent(fixed_base(p))
+    if fisher.dispatch(type(p)) in map(fisher.dispatch, (Independent, Product, TransformedDistribution)):
+        return [info for part, _ in parts(p) for info in independent(part)]
     return [fisher(p)]
 
 

@@ -267,11 +267,9 @@ def _no_fading(function: str, p: object) -> str:
 def positive_kl(p: Distribution, q: Distribution) -> Tensor:
     r"""KL(p, q) of two members of one family, of shape ``batch_shape``, written so that nothing cancels.
 
-    For discrete distributions :math:`\sum_i p_i \log(p_i/q_i)` is a difference of nearly equal numbers. Adding
-    :math:`\sum_i (q_i - p_i) = 0` term by term makes every term positive, :math:`p_i\, g(\log q_i - \log p_i)` with
-    :math:`g(x) = e^x - 1 - x`. The rules are also written so that autodiff differentiates them twice and gets the
-    Fisher information: Laplace without a bare absolute value, Gamma, Beta, Dirichlet and Gumbel without torch's
-    trigamma, which is exact to nine digits only. Families without a rule use torch's.
+    Adding :math:`\sum_i (q_i - p_i) = 0` term by term makes every term positive (`pullback.divergences.kl`). The rules
+    are also written so that autodiff differentiates them twice and gets the Fisher information: Laplace without a bare
+    absolute value, Gamma, Beta, Dirichlet and Gumbel without torch's trigamma, which is exact to nine digits only.
     """
     rule = torch_kl_rule(type(p), type(q))
     if rule is None:

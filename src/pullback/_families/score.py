@@ -1,12 +1,8 @@
 r"""Fisher information from the score alone, for families without a formula.
 
-The information is the covariance of the score, :math:`I(\eta) = E_{x \sim p_\eta}[s s^\top]`, :math:`s = \partial_\eta
-\log p_\eta(x)`. The mean of :math:`s s^\top` over samples is an unbiased estimate and positive semi-definite by
-construction. The noise is fixed: every evaluation draws with the same seed, so an estimate is a smooth function of the
-distribution, and the caller's random state is left alone.
-
-The coordinates ``eta`` are the tensors the distribution holds. They may be redundant (probabilities beside logits): the
-chain rule through all of them is still the chain rule.
+The noise is fixed: every evaluation draws with the same seed, so an estimate is a smooth function of the distribution,
+and the caller's random state is left alone. The coordinates ``eta`` are the tensors the distribution holds. They may be
+redundant (probabilities beside logits): the chain rule through all of them is still the chain rule.
 """
 
 from __future__ import annotations
@@ -35,7 +31,8 @@ from pullback._options import check_options
 
 
 def score_information(p: Distribution, *, num_samples: int = 1000, random_state: RandomState = 0) -> Information:
-    r"""The Fisher information estimated by :math:`\frac1S \sum_s s s^\top` from `num_samples` scores with fixed noise.
+    r"""The Fisher information :math:`I(\eta) = E_{x \sim p_\eta}[s s^\top]`, :math:`s = \partial_\eta \log p_\eta(x)`,
+    as the mean over `num_samples` scores with fixed noise: unbiased, and positive semi-definite.
 
     Has the signature of a rule: ``pb.fisher.register(MyFamily)(pb.score_information)`` makes a family known.
 

@@ -39,7 +39,7 @@ _MAX_NODES = 2**14
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    r"""Bounds on the distances of a batch of pairs, ``lower <= d(a, b) <= upper``, and the nature of the minimum found.
+    r"""Bounds on the distances of a batch of pairs, and the nature of the minimum found.
 
     Attributes:
         lower: distance of the decoded end points on the whole family, where that has a closed form; otherwise the angle

@@ -2,7 +2,7 @@ r"""How uncertain a distance is, given that its ends are.
 
 To first order (the delta method), with the gradients :math:`g_a, g_b` of the distance in its ends,
 
-.. math:: \operatorname{Var} d(a, b) \approx g_a^\top \Sigma_a\, g_a + g_b^\top \Sigma_b\, g_b ,
+.. math:: \operatorname{Var} d(a, b) \approx g_a^\top \Sigma_a\, g_a + g_b^\top \Sigma_b\, g_b .
 """
 
 from __future__ import annotations

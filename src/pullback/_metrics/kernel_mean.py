@@ -1,8 +1,4 @@
-r"""Means of tabulated values with Gaussian weights, :math:`\sum_s w_s(z) f_s / \sum_s w_s(z)`,
-:math:`w_s = e^{-|z - z_s|^2 / 2\sigma^2}`.
-
-The weights are a softmax of the exponents: far from all points, where every :math:`w_s` underflows, the mean tends to
-the value at the nearest of them.
+r"""Means of tabulated values with the Gaussian weights of `pullback.InterpolatedMetric`, which are a softmax.
 
 On a grid the Gaussian is a product over the axes, and so are the normalized weights: the sum over all nodes is one
 weighted sum per axis. Nodes further than eight bandwidths weigh less than rounding, so only a window around each code

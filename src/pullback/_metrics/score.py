@@ -28,8 +28,7 @@ class ScoreMetric(Metric):
 
     .. math:: M(z) = E_{x \sim p_z}[s s^\top] \approx \frac1S \sum_{x} s s^\top, \qquad s = \nabla_z \log p_z(x).
 
-    Needs nothing but ``sample`` and ``log_prob``. Positive semi-definite by construction, and unbiased; its relative
-    error is of the order ``1 / √num_samples`` for one feature and averages out over many. Scores of independent
+    Needs nothing but ``sample`` and ``log_prob``; accurate as `pullback.score_information` is. Scores of independent
     features are squared before they are summed (their products have mean zero), which leaves less noise. Every code
     gets the same noise, so M is a function of z alone. That this is the pulled-back metric is Proposition 3.3 of
     Arvanitidis et al. 2022.

@@ -1,13 +1,7 @@
 r"""Nearest neighbors and kernel densities under a metric.
 
-Both compare a code with all codes of the data, and most of these are far away. A lower bound on the distance that
-needs no path tells which: in a metric with a Euclidean embedding :math:`\varphi` no path is shorter than the straight
-line through the surrounding space,
-
-.. math:: d(a, b) \ge |\varphi(a) - \varphi(b)| .
-
-The bound is certain, so a code it excludes is not a neighbor. Metrics without such an embedding (a dual pair, a table)
-get the bound zero, and every pair is solved.
+Both compare a code with all codes of the data, and most of these are far away. Lower bounds on the distance that need
+no path tell which (`pullback._geometry.pairwise.bounds`); without a Euclidean embedding every pair is solved.
 """
 
 from __future__ import annotations
@@ -38,9 +32,7 @@ _NUDGE_RTOL = 1e-2
 class GeodesicNeighbors(Estimator):
     r"""The codes nearest to others by the length of the shortest path.
 
-    A first few candidates, those with the least lower bound, are solved; the worst of the k best is then an upper
-    bound on the distance of the k-th neighbor, and only codes whose lower bound is smaller are solved as well. The
-    answer is that of solving all pairs.
+    By `pullback.neighbors` with all codes for candidates, so the answer is that of solving all pairs.
 
     Args:
         metric: the geometry; None for flat space.

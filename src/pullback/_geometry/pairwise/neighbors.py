@@ -1,16 +1,17 @@
 r"""Nearest neighbors under a metric, from a few geodesics per code.
 
 Candidates of a code are those nearest to it in an embedding of the metric, where flat distances bound geodesic ones
-from below, and those nearest in the latent space. The k with the shortest straight lines are solved. The worst of them
-is farther than the k-th neighbor, so of the other candidates only those with a smaller bound are solved. If no code
-left out has a smaller bound either, the neighbors are certain.
+from below, and in the latent space. The k with the shortest straight lines are solved. The worst of them is farther
+than the k-th neighbor, so of the others only those with a smaller bound are solved. If no code left out has a smaller
+bound either, the neighbors are certain.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -194,9 +195,10 @@ def _candidates(metric: Metric, queries: Tensor, codes: Tensor, k: int, num: int
     # On the far side of a wall codes look alike and are not near, so those nearest in the latent space count too.
     near = _near_in_latent_space(queries, codes, k, own)
     row, column = _unique(np.concatenate([row, near[0]]), np.concatenate([column, near[1]]), len(codes), own)
-    lower = _lower_bounds(metric, queries, codes, row, column)
+    lower = np.nan_to_num(_measured(partial(lower_bounds, metric), queries, codes, row, column))
     left_out = beyond if both.is_bound else np.full(len(queries), np.inf if num >= len(codes) - own else 0.0)
-    straight = _straight_lengths(metric, queries, codes, row, column)
+    straight = _measured(partial(_straight_lengths, metric), queries, codes, row, column)
+    straight = np.nan_to_num(straight, nan=np.inf)
     return _Candidates(row, column, lower, straight, left_out, len(queries), len(codes), own)
 
 
@@ -220,28 +222,19 @@ def _unique(row: np.ndarray, column: np.ndarray, num_columns: int, own: bool) ->
     return pairs // num_columns, pairs % num_columns
 
 
-def _lower_bounds(metric: Metric, queries: Tensor, codes: Tensor, row: np.ndarray, column: np.ndarray) -> np.ndarray:
-    """What the family knows of each pair without a path."""
-    bounds = [np.zeros(0)]
+def _measured(measure: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor, *pairs: np.ndarray) -> np.ndarray:
+    """What is measured of the pairs that two arrays of numbers name, some at a time."""
+    found = [np.zeros(0)]
     with torch.no_grad(), unvalidated():
-        for start in range(0, len(row), MAX_DECODED):
-            i, j = row[start : start + MAX_DECODED], column[start : start + MAX_DECODED]
-            bounds.append(lower_bounds(metric, queries[i], codes[j]).double().cpu().numpy())
-    return np.nan_to_num(np.concatenate(bounds))
+        for start in range(0, len(pairs[0]), MAX_DECODED):
+            i, j = (numbers[start : start + MAX_DECODED] for numbers in pairs)
+            found.append(measure(a[i], b[j]).double().cpu().numpy())
+    return np.concatenate(found)
 
 
-def _straight_lengths(
-    metric: Metric, queries: Tensor, codes: Tensor, row: np.ndarray, column: np.ndarray
-) -> np.ndarray:
-    """Of straight lines, infinite where they cannot be decoded."""
-    w = torch.linspace(0, 1, _STEPS + 1, dtype=codes.dtype, device=codes.device)[:, None]
-    lengths = [np.zeros(0)]
-    with torch.no_grad(), unvalidated():
-        for start in range(0, len(row), _BLOCK):
-            i, j = row[start : start + _BLOCK], column[start : start + _BLOCK]
-            lines = torch.lerp(queries[i][:, None], codes[j][:, None], w)
-            lengths.append(safe_sqrt(squared_steps(metric, lines)[0]).sum(-1).double().cpu().numpy())
-    return np.nan_to_num(np.concatenate(lengths), nan=np.inf)
+def _straight_lengths(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
+    w = torch.linspace(0, 1, _STEPS + 1, dtype=a.dtype, device=a.device)[:, None]
+    return safe_sqrt(squared_steps(metric, torch.lerp(a[:, None], b[:, None], w))[0]).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)
