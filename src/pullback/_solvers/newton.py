@@ -202,7 +202,7 @@ class Minimizer:
         gain = (model.energy - trial.energy) / predicted
         lower = torch.where(flat, trial.energy <= model.energy + noise, gain > _LEAST_GAIN)
         trial.accepted = positive & lower
-        outside = ~torch.isfinite(trial.energy)
+        outside = ~(trial.energy.abs() < torch.inf)
         short = positive & ~(trial.accepted | flat | leaving)
         if short.any():
             _shorten(objective, curves, trial, short.nonzero()[:, 0])
@@ -234,9 +234,9 @@ class Minimizer:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Which curves want the exact Hessian next, which take their last step, and the decrease still to come after
         it."""
-        first, enough = curves.predicted.isinf(), curves.rtol * model.energy
-        rate = torch.where(first, 1.0, (predicted / curves.predicted).clamp_max(1.0))
-        tail = torch.where(first, 1.0, rate / (1 - rate).clamp_min(0.1))  # of a geometric series
+        first, enough = curves.predicted == torch.inf, curves.rtol * model.energy
+        rate = (predicted / curves.predicted).clamp_max_(1.0).masked_fill_(first, 1.0)
+        tail = (rate / (1 - rate).clamp_min_(0.1)).masked_fill_(first, 1.0)  # of a geometric series
         quadratic = torch.minimum(tail, _TO_COME * predicted / model.energy)
         newton = curves.uses_hessian & ~curves.stale & (curves.damping <= _SLIGHT_DAMPING)
         remaining = predicted * torch.where(newton, quadratic, tail)
@@ -245,10 +245,11 @@ class Minimizer:
         crawling = (curves.num_steps >= _MIN_STEPS) & (to_come <= enough)
         last = positive & (regular | crawling)
         unsure = (last | flat) & ~curves.certified & ~curves.exact
-        slow = ~first & (rate > EXACT_ABOVE) & (predicted < EXACT_BELOW * model.energy) & ~curves.indefinite
-        fast = (first | (rate <= _FAST)) & (predicted <= EXACT_BELOW * model.energy) & curves.uses_hessian
-        near = positive & (slow | unsure | (~fast & self.always_exact))
-        return near, last & ~unsure, torch.where(crawling & ~regular, to_come, remaining)
+        close = predicted < EXACT_BELOW * model.energy
+        near = unsure | (~first & (rate > EXACT_ABOVE) & close & ~curves.indefinite)
+        if self.always_exact:
+            near = near | ~((first | (rate <= _FAST)) & close & curves.uses_hessian)
+        return positive & near, last & ~unsure, torch.where(crawling & ~regular, to_come, remaining)
 
 
 def _expansion(objective: Objective, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:
@@ -323,7 +324,7 @@ def _proposed(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor
         rows = beside(saddle.nonzero()[:, 0], step)
         step[rows], predicted[saddle] = _solve(hessian[rows], model.upper[rows], model.gradient[rows], damped[rows])
         curves.indefinite = curves.indefinite | saddle
-    positive = torch.isfinite(predicted)
+    positive = predicted.abs() < torch.inf
     if not positive.all():
         step[beside((~positive).nonzero()[:, 0], step)] = 0.0
     # unknowns beyond the inner nodes are the end, which does not move
@@ -346,17 +347,17 @@ def damping_scale(blocks: Tensor, d: int) -> Tensor:
 
 def _move(curves: Descent, trial: Trial, decrease: Tensor, kept: Tensor) -> None:
     """Moves the curves where their step was accepted, and keeps the running mean of decreases."""
-    accepted = trial.accepted
-    mean = torch.where(curves.progress.isinf(), decrease, torch.lerp(curves.progress, decrease, 0.3))
-    curves.progress = torch.where(accepted, mean, curves.progress)
-    curves.energy = torch.where(accepted, trial.energy, curves.energy)
-    curves.predicted = torch.where(accepted, trial.predicted, curves.predicted)
-    curves.exact = torch.where(accepted, trial.near | kept, curves.exact)
-    curves.stale = torch.where(accepted, kept, curves.stale)
+    everywhere = bool(trial.accepted.all())
+
+    def chosen(new: Tensor, old: Tensor) -> Tensor:
+        mask = trial.accepted.reshape(-1, *[1] * (new.ndim - 1))
+        return new if everywhere else torch.where(beside(mask, new), new, old)
+
+    mean = torch.where(curves.progress == torch.inf, decrease, torch.lerp(curves.progress, decrease, 0.3))
+    curves.nodes, curves.progress = chosen(trial.nodes, curves.nodes), chosen(mean, curves.progress)
+    curves.energy, curves.predicted = chosen(trial.energy, curves.energy), chosen(trial.predicted, curves.predicted)
+    curves.exact, curves.stale = chosen(trial.near | kept, curves.exact), chosen(kept, curves.stale)
     curves.num_steps = curves.num_steps + 1
-    everywhere = accepted.all()
-    chosen = trial.nodes if everywhere else beside(accepted, trial.nodes)[:, None, None]
-    curves.nodes = chosen if everywhere else torch.where(chosen, trial.nodes, curves.nodes)
 
 
 def _adapt(curves: Descent, accepted: Tensor, gain: Tensor, short: Tensor, outside: Tensor) -> None:
