@@ -16,8 +16,8 @@ from pullback._decoders.contract import DecoderError as DecoderError
 from pullback._decoders.ensemble import EnsembleDecoder as EnsembleDecoder
 from pullback._decoders.extrapolated import Extrapolated as Extrapolated
 from pullback._decoders.gaussian_process import GPDecoder as GPDecoder
-from pullback._decoders.prior import WithPrior as WithPrior
 from pullback._decoders.rbf import RBFPrecision as RBFPrecision
+from pullback._decoders.reading import WithPrior as WithPrior
 from pullback._decoders.reading import WithReading as WithReading
 from pullback._decoders.reweighted import Reweighted as Reweighted
 from pullback._decoders.support import Support as Support

@@ -21,8 +21,7 @@ from pullback._curves.curve import Curve, curve_for
 from pullback._curves.steps import MAX_DECODED
 from pullback._decoders.contract import Decoder, observe, unvalidated
 from pullback._decoders.extrapolated import Extrapolated
-from pullback._decoders.prior import WithPrior
-from pullback._decoders.reading import WithReading
+from pullback._decoders.reading import WithPrior, WithReading
 from pullback._families.divergences import symmetrized_kl
 from pullback._families.information import MissingRuleError
 from pullback._families.product import Product

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pullback._decoders.contract import Decoder, as_codes, decode
-from pullback._decoders.prior import WithPrior
+from pullback._decoders.reading import WithPrior
 from pullback._decoders.support import Support
 from pullback._geometry.geodesic import Geodesic, geodesic
 from pullback._metrics.fisher_rao import FisherRaoMetric

@@ -25,7 +25,7 @@ from pullback._metrics.base import Metric, check_metric
 from pullback._options import check_options
 from pullback._typing import Codes
 from pullback.plot._geometry import ClusterPlot, clusters, contributions, density, exponential_grid, fan, indicatrices
-from pullback.plot._plane import Directions, Plane, remember, shown
+from pullback.plot._plane import SHOWN, Directions, Plane
 from pullback.plot._raster import Bounds, evaluate, extent, grid
 
 Background = str | Callable[[Tensor], Tensor]
@@ -104,7 +104,7 @@ def latent(
     plane = None if codes is None or codes.shape[-1] == 2 else Plane.of(metric, codes, axes)
     flat = codes if plane is None or codes is None else plane.project(codes)
     if plane is not None:
-        remember(ax, plane)
+        SHOWN[ax] = plane
     bounds = bounds or extent(flat)
     like = flat if flat is not None else as_codes(torch.zeros(1, 2, dtype=torch.float64), metric)
     f, pixels = _background(metric, background), grid(bounds, resolution, like)
@@ -138,7 +138,7 @@ def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style
     ax = ax or plt.subplots(layout="compressed")[1]
     check_options(least=2, num_points=num_points)
     points = curves.resample(num_points) if isinstance(curves, Curve) else as_codes(curves)
-    points, plane = points.detach().cpu(), shown(ax)
+    points, plane = points.detach().cpu(), SHOWN.get(ax)
     points = points if plane is None or points.shape[-1] == 2 else plane.project(points)
     if points.ndim < 2 or points.shape[-1] != 2 or not points.numel():
         raise ValueError(

@@ -18,7 +18,8 @@ from pullback._typing import Codes
 Directions = str | Sequence[int] | Tensor | np.ndarray
 # Codes over which the metric is averaged to find the directions that are used most.
 _NUM_CODES = 500
-_SHOWN: weakref.WeakKeyDictionary[Axes, Plane] = weakref.WeakKeyDictionary()
+# The planes that axes show, for what is drawn on the same axes later.
+SHOWN: weakref.WeakKeyDictionary[Axes, Plane] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +56,3 @@ class Plane:
     def lift(self, x: Tensor) -> Tensor:
         """The codes ``(*batch, d)`` of points ``(*batch, 2)`` of the plane."""
         return self.center + x.to(self.center) @ self.directions
-
-
-def remember(ax: Axes, plane: Plane) -> None:
-    """Keeps the plane for what is drawn on the same axes later."""
-    _SHOWN[ax] = plane
-
-
-def shown(ax: Axes) -> Plane | None:
-    """The plane that the axes show, if they show one."""
-    return _SHOWN.get(ax)
