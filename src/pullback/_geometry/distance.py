@@ -54,8 +54,7 @@ def distance(
         metric: the geometry.
         a: codes, any shape ``(*batch, d)`` that broadcasts with ``b``.
         b: codes.
-        solver: as in `pullback.geodesic`.
-        init: as in `pullback.geodesic`.
+        solver, init: as in `pullback.geodesic`.
 
     Raises:
         ConvergenceError: if a path did not converge. Its `result` is the `pullback.results.Geodesic`, with a status for

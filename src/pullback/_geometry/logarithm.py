@@ -122,8 +122,7 @@ def logmap(
         metric: the geometry.
         a: codes, any shape ``(*batch, d)`` that broadcasts with ``b``.
         b: codes.
-        solver: as in `pullback.geodesic`.
-        init: as in `pullback.geodesic`.
+        solver, init: as in `pullback.geodesic`.
         rtol: relative error of the velocity. 1e-10 is in reach where the decoder is smooth.
 
     Raises:
