@@ -54,7 +54,8 @@ def distance(
         metric: the geometry.
         a: codes, any shape ``(*batch, d)`` that broadcasts with ``b``.
         b: codes.
-        solver, init: as in `pullback.geodesic`.
+        solver: as in `pullback.geodesic`.
+        init: as in `pullback.geodesic`.
 
     Raises:
         ConvergenceError: if a path did not converge. Its `result` is the `pullback.results.Geodesic`, with a status for

@@ -122,7 +122,8 @@ def logmap(
         metric: the geometry.
         a: codes, any shape ``(*batch, d)`` that broadcasts with ``b``.
         b: codes.
-        solver, init: as in `pullback.geodesic`.
+        solver: as in `pullback.geodesic`.
+        init: as in `pullback.geodesic`.
         rtol: relative error of the velocity. 1e-10 is in reach where the decoder is smooth.
 
     Raises:

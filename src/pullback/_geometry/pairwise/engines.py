@@ -75,6 +75,8 @@ def in_pool(
     job: Job, blocks: Sequence[Block], writer: BlockWriter | None, num_jobs: int, devices: Sequence[str] | None = None
 ) -> Iterator[Solved]:
     """In processes of joblib; with `devices`, each block on the next of them. A killed process costs its block only."""
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
     remaining = dict.fromkeys(blocks)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job"
@@ -85,7 +87,7 @@ def in_pool(
                     del remaining[solved.block]
                     yield solved
                 return
-            except _terminated() as error:
+            except TerminatedWorkerError as error:
                 if attempt == _MAX_RESTARTS:
                     raise RuntimeError(
                         f"Processes were killed {attempt + 1} times, perhaps for lack of memory. Use fewer (n_jobs), "
@@ -106,12 +108,6 @@ def _pool(
 
 def _solve_file(file: str, block: Block, writer: BlockWriter | None, device: str | None) -> Solved:
     return solve(load_file(file, device), block, writer)
-
-
-def _terminated() -> type[Exception]:
-    from joblib.externals.loky.process_executor import TerminatedWorkerError
-
-    return TerminatedWorkerError
 
 
 def on_dask(job: Job, blocks: Sequence[Block], writer: BlockWriter | None, client: Any) -> Iterator[Solved]:

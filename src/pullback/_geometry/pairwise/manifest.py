@@ -39,7 +39,7 @@ def manifest(job: Job) -> dict[str, Any]:
         "solver": repr(job.solver),
         "init": "straight line" if job.init is None else fingerprint(job.init),
         "batch_size": job.batch_size,
-        "versions": {name: _version(name) for name in ("pullback", "torch", "numpy")} | {"python": _python()},
+        "versions": {name: _version(name) for name in ("pullback", "torch", "numpy", "python")},
     }
 
 
@@ -82,11 +82,9 @@ def _floats(values: list[float | None] | None) -> np.ndarray:
 
 
 def _version(name: str) -> str:
+    if name == "python":
+        return ".".join(platform.python_version_tuple()[:2])
     try:
         return version(name)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _python() -> str:
-    return ".".join(platform.python_version_tuple()[:2])

@@ -130,8 +130,12 @@ def neighbors(
         max_candidates: candidates of each code, ``4 k`` by default, besides the k nearest in the latent space. Those
             are solved whose bounds do not exclude them. With ``len(Z)`` the answer is that of solving all pairs.
         solver: as in `pullback.geodesic`.
-        init, n_jobs, client, devices, batch_size: as in `pullback.pairwise_distances`.
+        init: as in `pullback.pairwise_distances`.
+        n_jobs: as in `pullback.pairwise_distances`.
+        client: as in `pullback.pairwise_distances`.
+        devices: as in `pullback.pairwise_distances`.
         out: a folder for the distances solved, from which a run that was killed goes on.
+        batch_size: as in `pullback.pairwise_distances`.
         errors: as in `pullback.pairwise_distances`. Pairs that fail are no neighbors.
 
     Example:

@@ -112,7 +112,7 @@ class BlockWriter:
 
     def write(self, block: Block, values: np.ndarray, status: np.ndarray) -> None:
         """Writes a block; its own chunk comes last and says that it is finished."""
-        if not self._metadata.exists():
+        if not Path(self.path, "zarr.json").exists():
             raise FileNotFoundError(
                 f"{self.path} is not there for the process that solved block {block}. Put it on a file system that all "
                 "workers share."
@@ -139,10 +139,6 @@ class BlockWriter:
         """Forgets a block."""
         for name, chunk in itertools.product(_NAMES, self.plan.chunks(block)):
             self._file(name, chunk).unlink(missing_ok=True)
-
-    @property
-    def _metadata(self) -> Path:
-        return Path(self.path) / "zarr.json"
 
     def _file(self, array: str, chunk: Block) -> Path:
         return Path(self.path, array, "c", *map(str, chunk))
