@@ -16,7 +16,7 @@ from torch.distributions import Normal
 
 import pullback as pb
 from pullback import _progress
-from pullback.experiments.training import minimize
+from pullback.experiments.training import each, minimize
 
 SOURCE = Path(pb.__file__).parent
 
@@ -138,7 +138,7 @@ def test_a_bar_without_an_end_counts_decoded_points(terminal):
 
 
 def test_a_bar_with_an_end_counts_its_items(terminal):
-    assert [(i, _progress._SHOWN[0].n) for i in _progress.each(range(5), "counting")] == [(i, i) for i in range(5)]
+    assert [(i, _progress._SHOWN[0].n) for i in each(range(5), "counting")] == [(i, i) for i in range(5)]
     assert "0/5" in terminal.getvalue()
 
 

@@ -7,19 +7,16 @@ Inside a task further ones show nothing. Tasks without a known end count the poi
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 from tqdm import tqdm
 
 # Seconds before a bar shows: what ends sooner needs none.
 _DELAY = 2.0
 _SHOWN: list[tqdm[Any]] = []
-
-Item = TypeVar("Item")
 
 
 def is_watched() -> bool:
@@ -57,14 +54,6 @@ def progress(what: str, total: int | None = None, unit: str = " points") -> Iter
             yield bar
         finally:
             _SHOWN.clear()
-
-
-def each(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
-    """The items one by one, with a bar that counts them."""
-    with progress(what, total or operator.length_hint(items) or None, unit="") as bar:
-        for item in items:
-            yield item
-            bar.update()
 
 
 def decoded(num_points: int) -> None:

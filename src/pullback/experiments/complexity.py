@@ -29,10 +29,10 @@ from torch.nn.functional import linear
 from torch.utils.flop_counter import FlopCounterMode
 
 import pullback as pb
-from pullback._progress import each
 from pullback.experiments import figures
 from pullback.experiments.figures import WIDTH, save_figure
 from pullback.experiments.report import Finding, Report, Table
+from pullback.experiments.training import each
 from pullback.experiments.weights import reproducible
 
 Route = Callable[["Decoder"], pb.Metric]

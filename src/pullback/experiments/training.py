@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from pullback._progress import each
+from pullback._progress import progress
+
+Item = TypeVar("Item")
+
+
+def each(items: Sequence[Item], what: str) -> Iterator[Item]:
+    """The items one by one, with a bar that counts them."""
+    with progress(what, len(items), unit="") as bar:
+        for item in items:
+            yield item
+            bar.update()
 
 
 def minimize(

@@ -227,7 +227,7 @@ def _moment(component: Component, problem: Problem, r: Tensor) -> Tensor:
 def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol: float) -> tuple[Component, Pace]:
     """The component after one attempted step, and how to go on."""
     component = _with_precision(component, problem, r)
-    slope, direction = pace.slope, _steepest(component, r)
+    slope, direction = pace.slope, r @ component.v - component.cloud.mean(component.precision)
     if pace.exact and not problem.paths.is_flat:
         slope = slope if slope is not None and pace.failed else _slope(problem, component, r, slope)
         if slope.seen and slope.promise < tol:
@@ -245,10 +245,6 @@ def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol:
         return component, Pace(exact=True)
     small = pace.step / 4 < _MIN_STEP
     return component, Pace(pace.step if small else pace.step / 4, True, slope, failed=True, rests=small)
-
-
-def _steepest(component: Component, r: Tensor) -> Tensor:
-    return r @ component.v - component.cloud.mean(component.precision)
 
 
 def _slope(problem: Problem, component: Component, r: Tensor, last: Slope | None) -> Slope:

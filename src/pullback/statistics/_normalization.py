@@ -112,11 +112,12 @@ def importance_sample(
     The weights 1/q are then calibrated: with :math:`g = N(m, \Sigma)` that has the moments of the codes, the integrals
     of :math:`g, g z, g z z^\top` over dz are made exact. That removes the noise a nearly Gaussian density would see.
     """
-    proposal = Proposal.fit(codes, _ADAPTED_SHARES if adapted else _SHARES)
-    per_replicate = max(2 * _num_controls(codes.shape[1]), -(-num // NUM_REPLICATES))
+    proposal, d = Proposal.fit(codes, _ADAPTED_SHARES if adapted else _SHARES), codes.shape[1]
+    # at least twice as many points as integrals that are made exact
+    per_replicate = max((d + 1) * (d + 2), -(-num // NUM_REPLICATES))
     z = torch.cat([proposal.draw(per_replicate, random_state + r) for r in range(NUM_REPLICATES)])
     weight = -proposal.log_density(z) - np.log(len(z))
-    if len(codes) > codes.shape[1]:
+    if len(codes) > d:
         weight = weight + _calibration(*_controls(z, weight, codes))
     return Sample(z, weight + log_base(z))
 
@@ -330,10 +331,6 @@ def moments(codes: Tensor, share: Tensor | None = None) -> Gaussian:
     covariance = (codes - mean).mT @ (share[:, None] * (codes - mean))
     floor = 1e-6 * covariance.diagonal().mean().clamp_min(1e-12)
     return mean, covariance + floor * torch.eye(len(mean)).to(codes)
-
-
-def _num_controls(d: int) -> int:
-    return 1 + d + d * (d + 1) // 2
 
 
 def _controls(z: Tensor, log_weight: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:

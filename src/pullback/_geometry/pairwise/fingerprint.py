@@ -62,7 +62,7 @@ class _Walk:
         # Keeping the object keeps its address from being used again. Equal tuples may be one object or two.
         if not isinstance(thing, tuple):
             self.seen[id(thing)] = thing
-        self._name(_type_name(thing))
+        self._name(f"{type(thing).__module__}.{type(thing).__qualname__}")
         for part in _parts(thing):
             self.visit(part)
         return None
@@ -128,7 +128,3 @@ def _field_parts(thing: Any) -> Iterable[Any]:
 
 def _is_cache(thing: Any, name: str) -> bool:
     return isinstance(getattr(type(thing), name, None), functools.cached_property)
-
-
-def _type_name(thing: Any) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
