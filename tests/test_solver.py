@@ -74,6 +74,21 @@ def test_tridiagonal_solves_the_dense_system(n, d):
     torch.testing.assert_close(x, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 12])
+@pytest.mark.parametrize("w", [1, 2, 12])
+def test_blocks_that_share_few_unknowns_are_solved_by_these(n, w):
+    diagonal, upper, rhs, _ = systems(3, n, 12)
+    upper[..., :-w, :] = 0
+    diagonal += 20 * torch.eye(12, dtype=DOUBLE)
+    H = dense(diagonal, upper)
+    definite = torch.linalg.eigvalsh(H)[:, 0] > 0
+    x, positive = solve_tridiagonal(diagonal, upper, rhs, w)
+    assert (positive == definite).all()
+    expected = torch.linalg.solve(H, rhs.flatten(1)).reshape(rhs.shape)
+    torch.testing.assert_close(x[definite], expected[definite], rtol=1e-9, atol=1e-9)
+    assert definite.any()
+
+
 @pytest.mark.parametrize("n", [1, 2, 5, 16])
 def test_tridiagonal_knows_positive_definite_from_indefinite(n):
     """Each of the systems is moved to just before or just behind the point where its smallest eigenvalue is zero."""

@@ -231,6 +231,11 @@ class Frame:
         return side_by_side([part.pushed for part in self.parts]) if self.parts else self.jacobians
 
     @property
+    def jacobians_of_parts(self) -> list[Tensors]:
+        """The maps' Jacobians, of each part by itself."""
+        return [part.pushed for part in self.parts] or [self.jacobians]
+
+    @property
     def roots(self) -> list[Tensors]:
         """Jacobians of one or two maps whose products add up to the metric tensor; see `Part.roots`."""
         return [part.roots for part in self.parts] or [self.jacobians]

@@ -20,11 +20,15 @@ _DENSE, _DENSE_ON_DEVICE = 32, 64
 
 
 def solve_tridiagonal(
-    diagonal: Float[Tensor, "B n d d"], upper: Float[Tensor, "B m d d"], rhs: Float[Tensor, "B n d"]
+    diagonal: Float[Tensor, "B n d d"],
+    upper: Float[Tensor, "B m d d"],
+    rhs: Float[Tensor, "B n d"],
+    shared: int | None = None,
 ) -> tuple[Float[Tensor, "B n d"], Bool[Tensor, " B"]]:
     """Solves ``H x = rhs`` for H with diagonal blocks `diagonal` and ``H[i, i+1] = upper[i]``, ``m = n - 1``.
 
-    Also returns which systems are positive definite; the others' solutions are meaningless.
+    Also returns which systems are positive definite; the others' solutions are meaningless. If `shared` is given, only
+    so many unknowns at the end of a block are coupled to the next: all other rows of `upper` are zero.
     """
     n, d = diagonal.shape[1:3]
     if n == 1 or n * d <= (_DENSE if rhs.device.type == "cpu" else _DENSE_ON_DEVICE):
@@ -32,8 +36,10 @@ def solve_tridiagonal(
     if n % 2 == 0:  # pad to an odd chain, so that both ends are eliminated
         eye = torch.eye(d, dtype=diagonal.dtype, device=diagonal.device).expand(diagonal.shape[0], 1, d, d)
         padded = pad(upper, (0, 0, 0, 0, 0, 1)), pad(rhs, (0, 0, 0, 1))
-        x, positive = _reduce(torch.cat([diagonal, eye], 1), *padded)
+        x, positive = solve_tridiagonal(torch.cat([diagonal, eye], 1), *padded, shared)
         return x[:, :-1], positive
+    if shared is not None and shared < d:
+        return _reduce_shared(diagonal, upper[..., -shared:, :], rhs)
     return _reduce(diagonal, upper, rhs)
 
 
@@ -62,6 +68,31 @@ def _reduce(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, Tenso
 
     x = pad(x_odd, (0, 0, 1, 1))
     x_even = solved[..., -1] - (solved[..., :-1] @ torch.cat([x[:, :-1], x[:, 1:]], -1)[..., None])[..., 0]
+    x = torch.cat([torch.stack([x_even[:, :-1], x_odd], 2).flatten(1, 2), x_even[:, -1:]], 1)
+    return x, rest & positive.all(-1)
+
+
+def _reduce_shared(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
+    """One round for blocks of which only the last ``w`` unknowns are coupled to the next, by ``upper (B, m, w, d)``:
+    systems are solved for ``2 w + 1`` columns instead of ``2 d + 1``, and what is left has the same form."""
+    w, d = upper.shape[-2:]
+    left, right = pad(upper[:, 1::2].mT, (0, 0, 0, 0, 1, 0)), pad(upper[:, 0::2], (0, 0, 0, 0, 0, 1))
+    ends = pad(torch.eye(w, dtype=rhs.dtype, device=rhs.device), (0, 0, d - w, 0)).expand_as(left)
+    solved, positive = _solve_blocks(diagonal[:, 0::2], torch.cat([left, ends, rhs[:, 0::2, :, None]], -1))
+    # of the shared unknowns of odd blocks to the left; of those of even blocks, which the next odd one sees by `right`
+    before, after = (left.mT @ solved)[:, 1:], solved[:, :-1, -w:]
+    seen = right[:, :-1].mT
+
+    odd = diagonal[:, 1::2] - seen @ after[..., w : 2 * w] @ seen.mT
+    odd[..., -w:, -w:] -= before[..., :w]
+    load = rhs[:, 1::2] - (seen @ after[..., -1:])[..., 0]
+    load[..., -w:] -= before[..., -1]
+    coupled = pad(-before[:, :-1, :, w : 2 * w] @ right[:, 1:-1], (0, 0, d - w, 0))
+    x_odd, rest = solve_tridiagonal(odd, coupled, load, w)
+
+    x = pad(x_odd, (0, 0, 1, 1))
+    moves = torch.cat([x[:, :-1, -w:], (right @ x[:, 1:, :, None])[..., 0]], -1)
+    x_even = solved[..., -1] - (solved[..., :-1] @ moves[..., None])[..., 0]
     x = torch.cat([torch.stack([x_even[:, :-1], x_odd], 2).flatten(1, 2), x_even[:, -1:]], 1)
     return x, rest & positive.all(-1)
 

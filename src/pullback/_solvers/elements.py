@@ -27,6 +27,7 @@ import torch
 from numpy.polynomial import legendre
 from torch import Tensor
 
+from pullback._metrics.frame import Frame
 from pullback._numerics.rows import beside, concatenate, take
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.objective import Expansion, Objective
@@ -91,7 +92,7 @@ class ElementEnergy(Objective):
         num_points = z.shape[:2].numel() * (1 + z.shape[-1])
         self.chords.work.add(4 * num_points if exact else num_points)
         frame = self.chords.frame(z, z[:, :1])
-        local, forces = gauss_newton(frame.values, frame.tangents, stiffness)
+        local, forces = gauss_newton(frame, stiffness)
         if exact:
             local.curvature = frame.hessians(forces)
         return local
@@ -100,7 +101,7 @@ class ElementEnergy(Objective):
         """Minus half the derivative of the energy in the first node, ``(B, d)``."""
         first = nodes[:, :NODES]
         frame = self.chords.frame(first, first[:, :1])
-        local, _ = gauss_newton(frame.values, frame.tangents, stiffness(times[:, 0]))
+        local, _ = gauss_newton(frame, stiffness(times[:, 0]))
         return -0.5 * local.gradient[:, 0]
 
     def tails(self, nodes: Tensor) -> Float[Tensor, "B K"]:
@@ -119,20 +120,17 @@ class Local:
     curvature: Tensor  # (m, p + 1, d, d)
 
 
-def gauss_newton(
-    values: tuple[Tensor, ...], tangents: tuple[Tensor, ...], stiffness: Tensor
-) -> tuple[Local, list[Tensor]]:
-    """Expansions of elements with images ``(m, p + 1, F)`` and Jacobians ``(d, m, p + 1, F)``, and the forces on their
-    nodes."""
-    values = tuple(x - x[:, :1] for x in values)
-    tangents = tuple(J.movedim(0, -2) for J in tangents)
+def gauss_newton(frame: Frame, stiffness: Tensor) -> tuple[Local, list[Tensor]]:
+    """Expansions of elements with frames at their nodes ``(m, p + 1)``, and the forces on these."""
+    values = tuple(x - x[:, :1] for x in frame.values)
     forces = [stiffness @ x for x in reversed(values)]
-    energy = (values[0] * forces[0]).sum((1, 2))
-    pulled = [torch.linalg.vecdot(J, f[..., None, :]) for J, f in zip(tangents, forces, strict=True)]
-    shape = tangents[0].shape[1:3]
-    gram = tangents[0].flatten(1, 2) @ tangents[-1].flatten(1, 2).mT
+    energy, gradient = (values[0] * forces[0]).sum((1, 2)), frame.slopes(forces)
+    grams = []
+    for maps in frame.jacobians_of_parts:
+        rows = [J.movedim(0, -2).flatten(1, 2) for J in maps]
+        grams.append(rows[0] @ rows[-1].mT)
+    gram, shape = torch.stack(grams).sum(0) if len(grams) > 1 else grams[0], gradient.shape[1:]
     gauss = stiffness[:, :, None, :, None] * (gram + gram.mT).unflatten(1, shape).unflatten(3, shape)
-    gradient = 2 * torch.stack(pulled).mean(0)
     return Local(energy, gradient, gauss, gradient.new_zeros(*gradient.shape, shape[1])), forces
 
 

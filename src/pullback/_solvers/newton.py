@@ -318,11 +318,12 @@ def _proposed(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor
     full = hessian
     if uses.any():
         full = hessian + torch.where(beside(uses, hessian)[:, None, None, None], model.curvature, 0.0)
-    step, predicted = _solve(full, model.upper, model.gradient, damped)
+    step, predicted = _solve(full, model.upper, model.gradient, damped, d)
     saddle = uses & predicted.isnan()
     if saddle.any():
         rows = beside(saddle.nonzero()[:, 0], step)
-        step[rows], predicted[saddle] = _solve(hessian[rows], model.upper[rows], model.gradient[rows], damped[rows])
+        some = hessian[rows], model.upper[rows], model.gradient[rows], damped[rows]
+        step[rows], predicted[saddle] = _solve(*some, d)
         curves.indefinite = curves.indefinite | saddle
     positive = predicted.abs() < torch.inf
     if not positive.all():
@@ -332,9 +333,10 @@ def _proposed(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor
     return curves.nodes + step, predicted, positive
 
 
-def _solve(diagonal: Tensor, upper: Tensor, gradient: Tensor, damped: Tensor) -> tuple[Tensor, Tensor]:
-    """Damped steps, and the decrease predicted for them: NaN where the Hessian is not positive definite."""
-    step, positive = solve_tridiagonal(diagonal, upper, -gradient)
+def _solve(diagonal: Tensor, upper: Tensor, gradient: Tensor, damped: Tensor, d: int) -> tuple[Tensor, Tensor]:
+    """Damped steps, and the decrease predicted for them: NaN where the Hessian is not positive definite. Blocks of
+    several nodes share the last of them."""
+    step, positive = solve_tridiagonal(diagonal, upper, -gradient, d)
     predicted = 0.5 * ((damped * step - gradient) * step).sum((1, 2))
     return step, torch.where(positive, predicted, torch.nan).cpu()
 
