@@ -37,9 +37,8 @@ class FisherRaoMetric(Metric):
     `ds2` is the family's squared chord (`pullback.embed`) where it has one, twice the symmetrized Kullback-Leibler
     divergence where that is known, and otherwise :math:`\frac12 \Delta\eta^\top (I(\eta_a) + I(\eta_b)) \Delta\eta`.
 
-    **Arguments:**
-
-    - `decoder`: maps codes ``(N, d)`` to a distribution whose batch shape starts with ``N``.
+    Args:
+        decoder: maps codes ``(N, d)`` to a distribution whose batch shape starts with ``N``.
 
     >>> import torch, pullback as pb
     >>> pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5)).tensor([0.0])  # 1 / σ²
@@ -101,7 +100,7 @@ class FisherRaoMetric(Metric):
         with torch.no_grad():
             origins = [None] * len(etas) if away else [part.eta for part in self._parts(as_codes(origin, self))]
             parts = tuple(Part(z, *each) for each in zip(etas, tangents, origins, found, strict=True))
-            return Frame.of_parts(parts, etas_at, origin=origin, maps=self._maps)
+            return Frame(z, origin, side_by_side([part.values for part in parts]), self._maps, parts, etas_at)
 
     def jet_at(self, z: Tensor, v: Tensor, w: Tensor, *, centered: bool) -> tuple[list[Tensor], list[Tensor]]:
         if differentiable(z, v) or not self._num_maps(z):

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +89,7 @@ class Part:
     def slopes(self, forces: list[Tensor]) -> Tensor:
         """Derivatives ``(*batch, d)`` of the sum over the maps of ``force · map``."""
         if self.is_euclidean:
-            return _products(self.pushed[0], _summed(forces))
+            return _products(self.pushed[0], _total(forces))
         pulled = self._flat(self.pulled(forces), self.z.ndim - 1)
         return _products(self._flat(self.tangents, self.z.ndim), pulled)
 
@@ -155,7 +154,7 @@ class Part:
 
     def _shaped(self, forces: list[Tensor]) -> list[Tensor]:
         """The forces on each of the part's maps, with the features of its coordinates."""
-        known = [_summed(forces)] if self.is_euclidean else forces
+        known = [_total(forces)] if self.is_euclidean else forces
         features = self.eta.shape[:-1]
         if is_planar(self.eta, self.z.ndim - 1):
             return [f.reshape(*features[:-1], -1, features[-1]).mT for f in known]
@@ -179,10 +178,6 @@ def is_planar(eta: Tensor, n: int) -> bool:
 def in_a_row(x: Tensor, n: int, planar: bool) -> Tensor:
     """The features after the first n dimensions in a row, in the order in which they lie in memory."""
     return (x.mT if planar else x).flatten(n)
-
-
-def _summed(forces: list[Tensor]) -> Tensor:
-    return forces[0] if len(forces) == 1 else forces[0] + forces[1]
 
 
 def _rows(x: Tensor, rows: Tensor, dim: int) -> Tensor:
@@ -219,16 +214,10 @@ class Frame:
     coordinates: Callable[[Tensor], Tensors] | None = None
     jacobians: Tensors = ()
 
-    @classmethod
-    def of_parts(cls, parts: tuple[Part, ...], coordinates: Callable[[Tensor], Tensors], **given: Any) -> Frame:
-        """The frame of independent parts side by side."""
-        values = side_by_side([part.values for part in parts])
-        return cls(parts[0].z, values=values, parts=parts, coordinates=coordinates, **given)
-
     @functools.cached_property
     def tangents(self) -> Tensors:
         """The maps' Jacobians, ``(d, *batch, F)``."""
-        return side_by_side([part.pushed for part in self.parts]) if self.parts else self.jacobians
+        return side_by_side(self.jacobians_of_parts)
 
     @property
     def jacobians_of_parts(self) -> list[Tensors]:
@@ -244,7 +233,7 @@ class Frame:
     def between(self) -> Tensor:
         """``Dφᵢᵀ Dψᵢ₊₁ + Dψᵢᵀ Dφᵢ₊₁`` between each node and the next, ``(B, n - 1, d, d)``."""
         if self.parts:
-            return torch.stack([part.between() for part in self.parts]).sum(0)
+            return _total([part.between() for part in self.parts])
         phi, psi = (J.movedim(0, -2) for J in (self.jacobians[0], self.jacobians[-1]))
         return phi[:, :-1] @ psi[:, 1:].mT + psi[:, :-1] @ phi[:, 1:].mT
 
@@ -277,7 +266,11 @@ class Frame:
 
     def hessians(self, forces: list[Tensor]) -> Tensor:
         """Hessians ``(*batch, d, d)`` of the same, symmetric."""
-        blocks = self._bends(forces) if self.parts else constant_hessian(lambda x: self._work(x, forces), self.z)
+
+        def work(x: Tensor) -> Tensor:
+            return _total([(y * f).sum(-1) for y, f in zip(self.maps(x, self.origin), forces, strict=True)])
+
+        blocks = self._bends(forces) if self.parts else constant_hessian(work, self.z)
         return 1 / len(forces) * (blocks + blocks.mT)
 
     def _bends(self, forces: list[Tensor]) -> Tensor:
@@ -292,14 +285,9 @@ class Frame:
 
     def _split(self, forces: list[Tensor]) -> Iterator[tuple[Part, list[Tensor]]]:
         """Each part with the forces on it."""
-        if len(self.parts) == 1:
-            return iter([(self.parts[0], forces)])
         sizes = [part.values[0].shape[-1] for part in self.parts]
         pieces = zip(*(f.split(sizes, -1) for f in forces), strict=True)
         return zip(self.parts, map(list, pieces), strict=True)
-
-    def _work(self, z: Tensor, forces: list[Tensor]) -> Tensor:
-        return _total([(x * f).sum(-1) for x, f in zip(self.maps(z, self.origin), forces, strict=True)])
 
 
 def side_by_side(parts: Sequence[Tensors]) -> Tensors:

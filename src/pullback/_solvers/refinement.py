@@ -133,6 +133,8 @@ class Refinement:
         error = spline_error(paths, descent, found, worse, self.plan.expensive)
         new = keep_better(paths, descent, found, worse, error, descent.nodes)
         new.status, done = judge(self.plan, new, paths, worse, found.asymptotic)
+        # the minimum of a level that does not resolve the path may be a saddle on the next
+        new.certified = new.certified & (new.error <= self.plan.accept)
         done |= _stuck_after_walls(new, paths, descent, worse)
         # it starts at a saddle, and what is lower cannot be resolved
         new.status = torch.where(worse & descent.left, Status.UNRESOLVED, new.status)
