@@ -331,3 +331,12 @@ def test_the_rounding_of_pairs_is_known():
     assert off > 1e-8
     assert off < 3 * chords.rounding(nodes)
     assert (chords.rounding(nodes) < 1e-4).all()
+
+
+def test_a_straight_path_is_certified_at_once():
+    """Its gradient is zero to the last bit, and so is the decrease that is still to come."""
+    metric = pb.FisherRaoMetric(lambda z: Normal(z, 0.5))
+    path = pb.geodesic(metric, torch.zeros(3, 2), torch.tensor([[2.0, 0.0], [0.0, -1.0], [3.0, 4.0]]))
+    assert path.converged.all()
+    assert path.num_segments.max() <= 64
+    assert (path.error < 1e-5).all()

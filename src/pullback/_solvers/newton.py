@@ -235,7 +235,8 @@ class Minimizer:
         """Which curves want the exact Hessian next, which take their last step, and the decrease still to come after
         it."""
         first, enough = curves.predicted == torch.inf, curves.rtol * model.energy
-        rate = (predicted / curves.predicted).clamp_max_(1.0).masked_fill_(first, 1.0)
+        # nothing after nothing is no decrease
+        rate = (predicted / curves.predicted).nan_to_num_(0.0).clamp_max_(1.0).masked_fill_(first, 1.0)
         tail = (rate / (1 - rate).clamp_min_(0.1)).masked_fill_(first, 1.0)  # of a geometric series
         quadratic = torch.minimum(tail, _TO_COME * predicted / model.energy)
         newton = curves.uses_hessian & ~curves.stale & (curves.damping <= _SLIGHT_DAMPING)
