@@ -97,8 +97,7 @@ class Part:
         r"""``Dφᵢᵀ Dψᵢ₊₁ + Dψᵢᵀ Dφᵢ₊₁`` between each node and the next, ``(B, n - 1, d, d)``."""
         k, d = self.eta.shape[-1], self.z.shape[-1]
         if self.is_euclidean or k * k > d:
-            phi, psi = (J.movedim(0, -2) for J in (self.pushed[0], self.pushed[-1]))
-            return phi[:, :-1] @ psi[:, 1:].mT + psi[:, :-1] @ phi[:, 1:].mT
+            return _crossed(self.pushed)
         # by the maps' derivatives in the coordinates, which are fewer than the codes
         unit = torch.eye(k, dtype=self.eta.dtype, device=self.eta.device)
         unit = unit.reshape(k, *[1] * (self.eta.ndim - 1), k).expand(k, *self.eta.shape)
@@ -180,6 +179,12 @@ def in_a_row(x: Tensor, n: int, planar: bool) -> Tensor:
     return (x.mT if planar else x).flatten(n)
 
 
+def _crossed(maps: Tensors) -> Tensor:
+    """``Dφᵢᵀ Dψᵢ₊₁ + Dψᵢᵀ Dφᵢ₊₁`` from the Jacobians of one or two maps."""
+    phi, psi = (J.movedim(0, -2) for J in (maps[0], maps[-1]))
+    return phi[:, :-1] @ psi[:, 1:].mT + psi[:, :-1] @ phi[:, 1:].mT
+
+
 def _rows(x: Tensor, rows: Tensor, dim: int) -> Tensor:
     """Some rows, as they lie in memory."""
     return x.mT.index_select(dim, rows).mT if x.ndim > 2 and x.stride(-1) != 1 else x.index_select(dim, rows)
@@ -232,10 +237,7 @@ class Frame:
     @property
     def between(self) -> Tensor:
         """``Dφᵢᵀ Dψᵢ₊₁ + Dψᵢᵀ Dφᵢ₊₁`` between each node and the next, ``(B, n - 1, d, d)``."""
-        if self.parts:
-            return _total([part.between() for part in self.parts])
-        phi, psi = (J.movedim(0, -2) for J in (self.jacobians[0], self.jacobians[-1]))
-        return phi[:, :-1] @ psi[:, 1:].mT + psi[:, :-1] @ phi[:, 1:].mT
+        return _total([part.between() for part in self.parts] or [_crossed(self.jacobians)])
 
     def at(self, rows: Tensor) -> Frame:
         """The frame of some curves."""
