@@ -180,7 +180,6 @@ def in_a_row(x: Tensor, n: int, planar: bool) -> Tensor:
 
 
 def _crossed(maps: Tensors) -> Tensor:
-    """``Dφᵢᵀ Dψᵢ₊₁ + Dψᵢᵀ Dφᵢ₊₁`` from the Jacobians of one or two maps."""
     phi, psi = (J.movedim(0, -2) for J in (maps[0], maps[-1]))
     return phi[:, :-1] @ psi[:, 1:].mT + psi[:, :-1] @ phi[:, 1:].mT
 
