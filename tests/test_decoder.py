@@ -393,7 +393,15 @@ OPERATIONS = {
     "slogdet": lambda x: torch.linalg.slogdet(x).logabsdet,
     "logdet": lambda x: spd(x).logdet(),
     "det": lambda x: torch.linalg.det(x),
+    "sums with numbers": lambda x: (1 + x.sin() - 2) * (3 - x.cos() + 0.5),
+    "sums with tensors": lambda x: (ROW + x.sin() - ROW) * (ROW[:3, None, None] - x.cos()),
+    "sums with a share": lambda x: torch.add(x.sin(), ROW, alpha=0.5) * torch.sub(ROW, x.cos(), alpha=2),
+    "sums of other types": lambda x: (x.sin() + ROW.float()) * (ROW.long() - x.cos()),
+    "products with numbers": lambda x: (0.5 * x.sin() / 3 + 2 / (3 + x.cos())) ** 2,
+    "products with tensors": lambda x: (ROW * x.sin()).mul(ROW[:3, None, None]) / ROW + ROW / (3 + x.cos()),
+    "ratios rounded to zero": lambda x: x.sin() * torch.div(7 * x, 2, rounding_mode="floor"),
 }
+ROW = torch.arange(1.0, 5.0, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

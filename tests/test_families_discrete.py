@@ -313,6 +313,10 @@ def test_masked_categories_do_not_count():
     masked, plain = pb.FisherRaoMetric(decoder), pb.FisherRaoMetric(lambda z: Categorical(logits=curved(z, 3)))
     torch.testing.assert_close(masked.tensor(Z), plain.tensor(Z))
     torch.testing.assert_close(masked.ds2(Z, Z + 0.1), plain.ds2(Z, Z + 0.1))
+    paths = [pb.geodesic(metric, Z, Z.flip(0) + 0.3, solver=pb.GaussNewton(rtol=1e-6)) for metric in (masked, plain)]
+    torch.testing.assert_close(paths[0].length, paths[1].length)
+    logs = [pb.logmap(metric, Z[::2], Z[::2].flip(0) + 0.3, rtol=1e-8) for metric in (masked, plain)]
+    torch.testing.assert_close(logs[0], logs[1])
 
 
 # -- total counts ------------------------------------------------------------------------------------------------------

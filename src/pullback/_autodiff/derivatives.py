@@ -51,6 +51,7 @@ def directional(f: Map, z: Tensor, v: Tensor, *, forward: bool = True) -> tuple[
 
 def _forward(f: Map, z: Tensor, v: Tensor) -> Any:
     out_dims: Any = (None, 0)
+    z = z.clone()  # of a view torch makes tangents as large as all of its memory
     with forward_mode(), Rewritten():
         return torch.vmap(lambda u: torch.func.jvp(f, (z,), (u,)), out_dims=out_dims)(v)
 
@@ -119,8 +120,8 @@ def jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensors, list[Tensor],
     first = [torch.stack(columns, -2) for columns in zip(*rows, strict=True)]
     second = [torch.stack(columns, -1) for columns in zip(*bent, strict=True)]
     # A decoder that masks its invalid values with NaN has derivatives there that look harmless.
-    finite = [torch.isfinite(value)[..., None] for value in values]
-    return values, first, [torch.where(known, c, torch.nan) for known, c in zip(finite, second, strict=True)]
+    unknown = [torch.isnan(value)[..., None] for value in values]
+    return values, first, [c.masked_fill(no, torch.nan) for no, c in zip(unknown, second, strict=True)]
 
 
 def variable(z: Tensor) -> Tensor:

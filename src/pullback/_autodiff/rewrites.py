@@ -9,7 +9,8 @@ some operations spoil one of the two, most of them without notice:
   derivative is wrong: it takes the statistics or factors that the formula reuses for constants.
 
 Inside `Rewritten` they are replaced by equal expressions. A test compares each with finite differences. So are linear
-layers and convolutions, for speed: forward mode also multiplies their input by the weight's tangent, which is zero.
+layers, convolutions, sums and products with a constant, for speed: torch also asks what the constant's tangent adds,
+which is zero. For sums and products that takes 0.4 ms, and at the first time the import of its compiler.
 """
 
 from __future__ import annotations
@@ -101,39 +102,53 @@ def _det(A: Tensor) -> Tensor:
     return sign * value.exp()
 
 
+def _unpacked(x: Any) -> tuple[Any, Tensor | None]:
+    """The value and the tangent, None of a constant."""
+    return forward_ad.unpack_dual(x) if isinstance(x, Tensor) and is_wrapped(x) else (x, None)
+
+
 def _affine(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The operation, affine in its input, with half the work in forward mode where weight and bias are constants."""
 
     def rewritten(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        primal, tangent = forward_ad.unpack_dual(input)
-        if tangent is None or not (_constant(weight) and _constant(bias)):
+        value, tangent = _unpacked(input)
+        if tangent is None or any(_unpacked(x)[1] is not None for x in (weight, bias)):
             return operation(input, weight, bias, *args, **kwargs)
         step = operation(tangent, weight, None, *args, **kwargs)
-        return forward_ad.make_dual(operation(primal, weight, bias, *args, **kwargs), step)
+        return forward_ad.make_dual(operation(value, weight, bias, *args, **kwargs), step)
 
     return rewritten
 
 
-def _constant(x: Tensor | None) -> bool:
-    return x is None or not is_wrapped(x) or forward_ad.unpack_dual(x).tangent is None
+def _binary(operation: Callable[..., Tensor], first: Callable[..., Tensor], second: Callable[..., Tensor]) -> Any:
+    """The operation, with its derivatives in forward mode by one of two numbers where the other is a constant."""
+
+    def rewritten(a: Any, b: Any, **kwargs: Any) -> Tensor:
+        (x, u), (y, v) = _unpacked(a), _unpacked(b)
+        if kwargs or (u is None) == (v is None):
+            return operation(a, b, **kwargs)
+        value, step = operation(x, y), first(u, y) if v is None else second(x, y, v)
+        return forward_ad.make_dual(value, step.to(value.dtype).expand(value.shape))
+
+    return rewritten
 
 
 _AFFINE = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-EXPRESSIONS: dict[Callable[..., Any], Callable[..., Any]] = {  # in elementary operations
+_REWRITES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.cdist: _cdist,
     F.glu: _glu,
-    F.layer_norm: _layer_norm,
-    torch.layer_norm: _layer_norm,
+    **dict.fromkeys((F.layer_norm, torch.layer_norm), _layer_norm),
     F.instance_norm: _instance_norm,
-}
-_REWRITES: dict[Callable[..., Any], Callable[..., Any]] = {
-    **EXPRESSIONS,
     torch.linalg.solve: _solve,
     **dict.fromkeys((torch.cholesky_inverse, Tensor.cholesky_inverse), _cholesky_inverse),
     **dict.fromkeys((torch.linalg.slogdet, torch.slogdet, Tensor.slogdet), _slogdet),
     **dict.fromkeys((torch.logdet, Tensor.logdet), _logdet),
     **dict.fromkeys((torch.linalg.det, torch.det, Tensor.det), _det),
     **{operation: _affine(operation) for operation in _AFFINE},
+    **{f: _binary(f, lambda u, _: u, lambda _x, _y, v: v) for f in (torch.add, Tensor.add)},
+    **{f: _binary(f, lambda u, _: u, lambda _x, _y, v: -v) for f in (torch.sub, Tensor.sub)},
+    **{f: _binary(f, torch.mul, lambda x, _, v: x * v) for f in (torch.mul, Tensor.mul)},
+    **{f: _binary(f, torch.div, lambda x, y, v: -x / y**2 * v) for f in (torch.div, Tensor.div)},
 }
 
 

@@ -46,7 +46,8 @@ def _pulled_back(rule: Rule, decoder: Decoder, z: Tensor) -> Tensor:
 
     # Codes may share memory, which forward mode does not allow.
     (eta,), (tangents,) = pushforward(coordinates, z.contiguous(), forward=route(seen, z).forward)
-    check_finite(eta, z)
+    # the logarithm of nothing is the mask of a category
+    check_finite(eta.clamp_min(torch.finfo(eta.dtype).min), z)
     M = contracted(found[0], eta, tangents)
     check_finite(M, z, what="derivatives")
     return M

@@ -40,10 +40,8 @@ def _trials(p: Categories) -> int:
 
 
 def _log_probs(p: Categories) -> Tensor:
-    """Logits with a finite number in the place of -inf, the mask of an impossible category."""
-    if given_probs(p):
-        return torch.log(p.probs.clamp_min(torch.finfo(p.probs.dtype).tiny))
-    return p.logits.clamp_min(torch.finfo(p.logits.dtype).min)
+    """Logits, -inf for an impossible category."""
+    return torch.log(p.probs.clamp_min(torch.finfo(p.probs.dtype).tiny)) if given_probs(p) else p.logits
 
 
 def _root_probs(logits: Tensor) -> Tensor:

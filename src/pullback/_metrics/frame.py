@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pullback._autodiff.derivatives import Map, Tensors, constant_hessian, gradients, jet
-from pullback._families.information import Information, Maps, planar
+from pullback._families.information import Information, Maps
 
 
 def embedding(info: Information) -> Maps:
@@ -190,10 +190,13 @@ def _rows(x: Tensor, rows: Tensor, dim: int) -> Tensor:
 
 
 def _mixed(blocks: Sequence[Sequence[Tensor]], tangents: Tensor) -> Tensor:
-    """Small matrices of every feature times tangents ``(d, *batch, *features, k)``."""
-    columns = tangents.unbind(-1)
-    rows = [sum((block * u for block, u in zip(row, columns, strict=True)), start=0.0) for row in blocks]
-    return planar([row for row in rows if isinstance(row, Tensor)])
+    """Small matrices of every feature times tangents ``(d, *batch, *features, k)``, in as few passes as can be."""
+    columns, mixed = tangents.unbind(-1), torch.empty_like(tangents.mT, memory_format=torch.contiguous_format).mT
+    for row, column in zip(blocks, mixed.unbind(-1), strict=True):
+        torch.mul(row[0], columns[0], out=column)
+        for block, u in zip(row[1:], columns[1:], strict=True):
+            column.addcmul_(block, u)
+    return mixed
 
 
 @dataclass(frozen=True)
@@ -244,7 +247,6 @@ class Frame:
             self,
             z=self.z[rows],
             origin=None if self.origin is None else self.origin[rows],
-            values=tuple(x[rows] for x in self.values),
             parts=tuple(part.at(rows) for part in self.parts),
             jacobians=tuple(J[:, rows] for J in self.jacobians),
         )
@@ -254,7 +256,6 @@ class Frame:
         return replace(
             self,
             z=self.z[:, 1:-1],
-            values=tuple(x[:, 1:-1] for x in self.values),
             parts=tuple(part.inner() for part in self.parts),
             jacobians=tuple(J[:, :, 1:-1] for J in self.jacobians),
         )

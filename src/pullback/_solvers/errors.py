@@ -30,14 +30,15 @@ _LEAST_SEGMENTS = FINE_SEGMENTS // 2
 
 def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tensor, expensive: bool) -> Tensor:
     """Estimates how far the length of the spline through a level's nodes is from that of the minimum, relative to
-    it."""
+    it. A level moves minima that are not firm as far as the last one did."""
     scale = _scale(paths, found)
     # Energies also count how unevenly a spline is run through, which a finer level evens out faster than it shortens
     # the path. Where decoding is expensive lengths are compared.
     last, now = (paths.length.square(), found.length.square()) if expensive else (paths.energy, found.energy)
     # Richardson: the finer level still misses 1/15 (order four) or 1/3 (order two) of the last change
     theory = _EXPENSIVE_SHARE if expensive else FOURTH_ORDER
-    share = torch.where(worse, 1.0, torch.where(found.asymptotic, theory, 1 / 3))
+    firm = paths.certified | descent.firm
+    share = torch.where(worse | ~firm, 1.0, torch.where(found.asymptotic, theory, 1 / 3))
     change = (share * (now - last).abs() / scale).nan_to_num(torch.inf)
     gap = (found.energy - descent.energy).abs() / scale
     alone = torch.where(found.asymptotic, _SINGLE_LEVEL * gap.square(), gap)

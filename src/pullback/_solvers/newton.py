@@ -40,6 +40,9 @@ EXACT_BELOW, EXACT_ABOVE = 1e-3, 0.4
 # Where the predicted decrease falls faster than by this factor from step to step, second derivatives are kept: a step
 # then costs a quarter (logarithms of the VAE with d = 8).
 _FAST = 0.1
+# Share of the Gauss-Newton matrix that an exact Hessian must exceed for its certificate to hold on finer levels: else
+# Gauss-Newton forecasts too little of what is left, and a minimum may become a saddle (claims on VAEs with d = 2).
+_FIRM = 0.25
 # Steps after which the mean decrease of the energy may end a descent, and what is still to come over that mean: in a
 # rough valley steps promise more than they bring (toy problem).
 _MIN_STEPS, _TO_COME = 8, 10.0
@@ -74,6 +77,7 @@ class Descent:
     stale: Tensor  # whether its second derivatives are those of an earlier step
     indefinite: Tensor  # whether the exact Hessian was not positive definite here
     certified: Tensor  # whether it was positive definite near a minimum, or nothing lower was found along it
+    firm: Tensor  # whether that holds for finer levels too
     left: Tensor  # whether the curve left a saddle on its way
     hit_domain_edge: Tensor  # whether a step met a decoder that is not finite, and none has been taken freely since
     status: Tensor
@@ -95,7 +99,7 @@ class Descent:
             rtol=rtol,
             damping=damping,
             **dict.fromkeys(("energy", "predicted", "progress"), unknown),
-            **dict.fromkeys(("exact", "stale", "indefinite", "left", "hit_domain_edge"), off),
+            **dict.fromkeys(("exact", "stale", "indefinite", "firm", "left", "hit_domain_edge"), off),
             growth=torch.full_like(damping, 4.0),
             remaining=torch.zeros_like(damping),
             certified=certified,
@@ -170,6 +174,7 @@ class Minimizer:
         every = torch.ones(len(nodes), dtype=torch.bool)
         certified = every if certified is None or not objective.has_hessian else certified.cpu()
         curves = Descent.start(nodes, constants, damping.cpu(), rtol.cpu(), certified)
+        curves.firm = every & (not objective.has_hessian)
         curves.exact = every & (self.always_exact and objective.has_hessian)
         model = _expansion(objective, nodes, curves.exact, constants)
         curves.energy = model.energy
@@ -214,7 +219,10 @@ class Minimizer:
         free = accepted & (curves.damping <= 1.0)
         curves.hit_domain_edge = (curves.hit_domain_edge | outside) & ~free
         ending = last | flat
-        curves.certified = curves.certified | (ending & curves.uses_hessian) | (leaving & ~accepted)
+        proven = ending & curves.uses_hessian
+        curves.certified = curves.certified | proven | (leaving & ~accepted)
+        if proven.any() and not self.always_exact:
+            curves.firm = curves.firm | _is_firm(model, proven)
         settled = flat & curves.certified
         if self.always_exact:
             settled = settled & (curves.damping <= _SLIGHT_DAMPING**2)
@@ -332,6 +340,14 @@ def _proposed(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor
     # unknowns beyond the inner nodes are the end, which does not move
     step = torch.nn.functional.pad(step.flatten(1)[:, : num_inner * d], (d, d)).unflatten(1, (-1, d))
     return curves.nodes + step, predicted, positive
+
+
+def _is_firm(model: Expansion, rows: Tensor) -> Tensor:
+    """Which of some curves have an exact Hessian H that is at least a share of the Gauss-Newton matrix G: `H - _FIRM G`
+    is positive definite."""
+    some, share = take(model, rows), 1 - _FIRM
+    _, positive = solve_tridiagonal(share * some.diagonal + some.curvature, share * some.upper, some.gradient)
+    return torch.zeros_like(rows).masked_scatter(rows, positive.cpu())
 
 
 def _solve(diagonal: Tensor, upper: Tensor, gradient: Tensor, damped: Tensor, d: int) -> tuple[Tensor, Tensor]:

@@ -103,7 +103,7 @@ def keep_better(
         num_steps=descent.num_steps,
         settled=descent.status == Status.CONVERGED,
         # of a path that is discarded, or has no Hessian, nothing was learned
-        certified=paths.certified | (descent.certified & ~worse & spline),
+        certified=paths.certified | (descent.firm & ~worse & spline),
     )
 
 
@@ -150,8 +150,8 @@ def assemble(done: list[Paths], chords: ChordEnergy) -> Solution:
     paths = take(join([replace(paths, nodes=paths.nodes[:, :1]) for paths in even]), order)
     straight = ~paths.is_spline & torch.isfinite(paths.energy)
     paths = moved_to(paths, paths.points.device)
-    # that of 32 segments, from 8 of them: it grows with their number
-    rounding = 4 * chords.rounding(Polyline(paths.points).resample(FINE_SEGMENTS // 2**3 + 1)).nan_to_num(0.0)
+    num_segments = beside(torch.cat(levels)[order], paths.points)
+    rounding = chords.rounding(Polyline(paths.points).resample(FINE_SEGMENTS // 2**3 + 1), num_segments)
     return Solution(
         nodes=paths.points,
         energy=paths.energy,
@@ -160,7 +160,7 @@ def assemble(done: list[Paths], chords: ChordEnergy) -> Solution:
         status=paths.status,
         strict=paths.strict,
         num_steps=paths.num_steps,
-        num_segments=beside(torch.cat(levels)[order], paths.points),
+        num_segments=num_segments,
         num_calls=chords.work.num_calls,
         num_decoded=chords.work.num_decoded,
         straight=beside(straight, paths.points) if straight.any() else None,
