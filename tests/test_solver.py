@@ -364,7 +364,7 @@ def test_a_minimum_is_firm_by_the_share_its_hessian_has_of_gauss_newton(angle, f
 
 
 def test_single_precision_claims_no_more_than_its_rounding():
-    """Two codes close to each other, whose chords lose digits: the same path in double precision is within the claim."""
+    """Close codes, whose chords lose digits: the same path in double precision is within the claim."""
     metric = pb.EuclideanMetric(lambda z: Normal(10 + FEATURES(z), 1.0))
     a = torch.randn(50, 2)
     b = a + 0.1 * torch.randn(50, 2)

@@ -136,8 +136,8 @@ class ChordEnergy(Objective):
         steps = [x.diff(dim=1) for x in parts]
         lengths = squared(steps).clamp_min(torch.finfo(nodes.dtype).tiny).sqrt()
         if len(parts) == 1:
-            # along the path errors cancel, but for those of its ends; across it they make each of the four chords that a
-            # segment is measured in longer
+            # along the path errors cancel but for those of its ends; across it they lengthen each of the four chords
+            # that a segment is measured in
             share = eps * parts[0].norm(dim=-1).amax(-1) / lengths.sum(-1)
             return share + 0.5 * (4 * num_segments * share).square()
         sizes = [torch.maximum(x[:, 1:].abs(), x[:, :-1].abs()) for x in parts]
