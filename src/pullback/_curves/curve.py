@@ -235,8 +235,7 @@ class PiecewiseCubic(_Interpolant):
 
 
 def parameters(t: Parameters, begin: Float[Tensor, "*batch d"]) -> Tensor:
-    """Parameters of curves that begin at `begin`, as a tensor of their dtype and device: a number, ``(m,)`` or
-    ``(*batch, m)``."""
+    """Parameters in the dtype and on the device of curves from `begin`: a number, ``(m,)`` or ``(*batch, m)``."""
     t = (t if isinstance(t, Tensor) else real_numbers(t, "Curve parameters")).to(begin)
     try:
         torch.broadcast_shapes(t.shape[:-1], begin.shape[:-1] if t.ndim > 1 else ())

@@ -146,8 +146,7 @@ def _field(output: Any, name: str) -> Any:
 
 
 def _named(output: Any) -> list[Tensor]:
-    """The mean, and the logarithm of the variance where there is one; in a mapping without known names the first
-    two tensors."""
+    """The mean, and the log-variance where there is one; in a mapping without known names the first two tensors."""
     mean, log_variance, deviation = (
         [x for name in names if isinstance(x := _field(output, name), Tensor)]
         for names in (_FIELDS, _LOG_VARIANCES, _DEVIATIONS)

@@ -48,8 +48,7 @@ def decode(decoder: Decoder, z: Tensor) -> Distribution:
 
 
 def observed(decoder: Decoder) -> Decoder:
-    """The decoder the geometry looks at: ``decoder.observed`` where it has one (see `pullback.Extrapolated`), else
-    itself."""
+    """What the geometry looks at: ``decoder.observed`` where it has one (`pullback.Extrapolated`), else the decoder."""
     return getattr(decoder, "observed", decoder)
 
 

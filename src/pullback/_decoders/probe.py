@@ -169,8 +169,7 @@ def _look(decoder: Decoder, codes: Tensor) -> Facts:
 
 
 def _first_call(decoder: Decoder, codes: Tensor) -> Distribution:
-    """As `called`; a whole model in the place of its decoder, and codes that the decoder does not take, get a
-    sentence."""
+    """As `called`; a whole model in place of its decoder, and codes that the decoder does not take, get a sentence."""
     try:
         return called(decoder, codes)
     except (torch.OutOfMemoryError, NotImplementedError, DecoderError):

@@ -121,8 +121,7 @@ def _(p: Directions, q: Directions) -> Tensor:
 @register_kl(VonMisesFisher, VonMisesFisher)
 @positive_kl.register
 def _(p: Directions, q: Directions) -> Tensor:
-    r"""A Bregman divergence of the log-partition in :math:`\kappa`, plus
-    :math:`\kappa' A_p(\kappa)(1 - \mu^\top\mu')`."""
+    r"""A Bregman divergence of the log-partition in :math:`\kappa`, and :math:`\kappa' A_p(\kappa)(1-\mu^\top\mu')`."""
     dimension = _dimension(p, q)
     r, other = resultant(dimension, p.concentration), resultant(dimension, q.concentration)
     radial = other.log_partition - r.log_partition + (q.concentration - p.concentration) * r.deficit

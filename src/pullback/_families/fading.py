@@ -50,8 +50,7 @@ TENFOLD_ODDS = Parameter(
 
 
 def fades(family: Callable[..., Distribution], **parameters: Parameter) -> None:
-    """Registers `most_uncertain` and `blend` of a family whose parameters go their ways one by one; valid ones stay
-    valid."""
+    """Registers `most_uncertain` and `blend` of a family whose parameters fade one by one; valid ones stay valid."""
 
     def uncertain(p: Distribution) -> Distribution:
         targets = {name: parameter.target(getattr(p, name)) for name, parameter in parameters.items()}

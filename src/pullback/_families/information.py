@@ -103,8 +103,7 @@ class Information:
         return self.gram(self.eta, u, self.eta.ndim - 1)
 
     def gram(self, eta: Tensor, u: Tensor, num_batch: int) -> Tensor:
-        r"""``uᵢᵀ I(eta) uⱼ`` for tangents ``u`` of shape ``(m, *b, k)``, summed over all but the first `num_batch`
-        dimensions."""
+        r"""``uᵢᵀ I(eta) uⱼ`` for tangents ``u (m, *b, k)``, summed over all but the first `num_batch` dimensions."""
         if self.product is not None:
             left, right = u, self.product(eta, u)
         else:

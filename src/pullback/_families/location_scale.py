@@ -144,8 +144,7 @@ def _root(dloc: Tensor, dscale: Tensor, scale: Tensor, a: Constant, c: Constant)
 
 
 def _dual(step: Tensor, scale: Tensor, scale0: Constant, a: Constant, c: Constant) -> Dual:
-    """The hyperboloid pair at a `step` from the origin's location, moved so that the origin is zero: small chords do
-    not cancel."""
+    """The hyperboloid pair at a `step` from the origin, moved so that this is zero: small chords do not cancel."""
     x = a**0.5 * (step / scale)
     y = (scale0 - scale) / scale
     w = x * (x * (scale / scale0)) + c * ((scale - scale0) / scale0)
@@ -164,8 +163,7 @@ def _pushed(step: Tensor, scale: Tensor, scale0: Tensor, dstep: Tensor, ds: Tens
 def _pulled(
     step: Tensor, scale: Tensor, scale0: Tensor, forces: list[Tensor], a: Constant, c: Constant
 ) -> tuple[Tensor, Tensor]:
-    """The transpose of `_pushed`: what forces on both maps do along steps of the location and of the logarithm of the
-    scale."""
+    """The transpose of `_pushed`: what forces on both maps do along steps of the location and of the log-scale."""
     x = a**0.5 * (step / scale)
     (fx, fy, fw), (gx, gy, gw) = (force.unbind(-1) for force in forces)
     on_x, on_y, on_w = fx + gx, fy - gw / 2, fw - gy / 2
@@ -260,8 +258,7 @@ def _student_root(eta: Tensor, u: Tensor) -> Tensor:
 
 @embed.register
 def _(p: StudentT, origin: StudentT | None = None) -> Dual | None:
-    """The half-plane of the given ν. None where ν differs along the leading dimension, or from the origin's: no pair is
-    known then."""
+    """The half-plane of the given ν; None where ν differs along the leading dimension, or from the origin's."""
     loc0, scale0, df0 = (0.0, 1.0, None) if origin is None else (origin.loc, origin.scale, origin.df)
     if not fixed(p.df, df0):
         return None

@@ -127,8 +127,7 @@ class Trajectory(Curve):
         return np.array(sentences, dtype=object).reshape(tuple(self.status.shape))
 
     def __call__(self, t: Parameters) -> Tensor:
-        """Points at the parameters ``t``: the same ``(m,)`` for all curves, or ``(*batch, m)``; a number for one
-        point."""
+        """Points at parameters ``t``: ``(m,)`` for all curves, or ``(*batch, m)``; a number for one point."""
         return self._at(t).chunk(2, -1)[0]
 
     def velocity(self, t: Parameters) -> Tensor:

@@ -106,8 +106,7 @@ def _solve_blocks(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unrolled_solve(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by Gauss-Jordan without pivoting, column by column: a few elementwise kernels for millions of small
-    blocks."""
+    """The same by Gauss-Jordan without pivoting: a few elementwise kernels per column for millions of small blocks."""
     ab, pivots = torch.cat([a, b], -1), []
     for k in range(a.shape[-1]):
         pivots.append(ab[..., k, 0])

@@ -207,9 +207,7 @@ class GeodesicKMedoids(ClusterMixin, Estimator):
 
     @progress("k-medoids")
     def fit(self, X: Any, y: Any = None, *, distances: Array | None = None) -> Self:
-        """Finds the clusters of codes ``(n, d)``. Their distances ``(n, n)``, if known, are enough: ``fit(None,
-        distances=D)``.
-        """
+        """Finds the clusters of codes ``(n, d)``. Distances ``(n, n)`` alone will do: ``fit(None, distances=D)``."""
         kind = distances if X is None else X
         codes = None if X is None and distances is not None else self._codes(X, reset=True)
         D = self._paths().matrix(codes) if distances is None and codes is not None else _square(distances, codes)

@@ -226,9 +226,7 @@ class LAND(DensityMixin, Estimator):
         return means
 
     def _finish(self, problem: Problem, found: Fit, num: int, seed: int, X: Array) -> None:
-        """Sets the attributes; the normalization constants are computed once more, with new points, where the mass
-        is.
-        """
+        """Sets the attributes; normalization constants are computed once more, with new points, where the mass is."""
         known, totals = _where_the_mass_is(problem, found, self._log_base, seed), []
         for k, (c, some) in enumerate(zip(found.components, known, strict=True)):
             totals.append(_normalizer(problem.paths, self._log_base, c, some, num, seed + (k + 1) * _FRESH))
@@ -256,9 +254,7 @@ class LAND(DensityMixin, Estimator):
         return torch.stack(joint, 1) + torch.as_tensor(self.weights_).to(z).log()
 
     def _rejected(self, n: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Codes and their joint log-densities, by rejection from kernels at `points_`; the bound rises as in
-        `sample_uniform`.
-        """
+        """Codes and their joint log-densities, by rejection from kernels at `points_`, with a bound that rises."""
         proposal = Proposal.fit(torch.as_tensor(self.points_).double())
         kept = torch.empty(0, proposal.centers.shape[1] + self.n_components + 1).to(proposal.centers)
         peak, d = -torch.inf, proposal.centers.shape[1]
@@ -297,9 +293,7 @@ def _radius(v: Tensor, precision: Tensor) -> Tensor:
 
 
 def _where_the_mass_is(problem: Problem, found: Fit, base: LogBase, seed: int) -> list[KnownRadii]:
-    """For each component, points drawn in proportion to its density: from the fit's sample, and from a finer one
-    around those.
-    """
+    """Points in proportion to each component's density: from the fit's sample, and from a finer one around those."""
     num, known = -(-_NUM_KERNELS // len(found.components)), []
     for k, c in enumerate(found.components):
         z, v, points = torch.cat([problem.codes, c.sample.z]), c.view.v, draw(c.sample.z, c.mass, num)

@@ -145,9 +145,7 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """The gradient of the cost at a mean, and an estimate of the inverse of its second derivative; `seen` when that
-    was measured.
-    """
+    """The gradient of the cost at a mean, and an estimate of its inverse Hessian; `seen` when that was measured."""
 
     mean: Tensor
     gradient: Tensor

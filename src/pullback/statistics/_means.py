@@ -221,9 +221,7 @@ class Balance:
         self._replace(trial, self._is_near(_LAST))
 
     def _along(self, step: Tensor, size: Tensor) -> Tensor:
-        """Where geodesics with such velocities lead, as differences: straight steps would leave the domain if they
-        are long.
-        """
+        """Where geodesics with such velocities lead, as differences: long straight steps would leave the domain."""
         far = size > _FAR * self.variance.sqrt()
         step = step.clone()
         if far.any():

@@ -283,9 +283,7 @@ class Proposal:
 
     @classmethod
     def fit(cls, codes: Tensor, shares: tuple[float, float, float] = _ADAPTED_SHARES) -> Proposal:
-        """Kernels with the covariances of each code's neighbors, the same three times as wide, and one broad
-        Gaussian.
-        """
+        """Kernels with the covariances of codes' neighbors, the same three times as wide, and one broad Gaussian."""
         shares = _SPARSE_SHARES if codes.shape[1] > FEW_DIMENSIONS else shares
         (mean, covariance), different = moments(codes), codes.unique(dim=0)
         centers = different[:: -(-len(different) // _MAX_KERNELS)]
@@ -334,9 +332,7 @@ def moments(codes: Tensor, share: Tensor | None = None) -> Gaussian:
 
 
 def _controls(z: Tensor, log_weight: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Terms ``(S, c)`` of sums that should be the integrals ``(c,)`` of a Gaussian with the moments of the codes
-    times 1, x, xxᵀ - 1.
-    """
+    """Terms ``(S, c)`` of sums that should be the integrals ``(c,)`` of the codes' Gaussian times 1, x, xxᵀ - 1."""
     d, (mean, covariance) = z.shape[1], moments(codes)
     factor = torch.linalg.cholesky(covariance)
     x = torch.linalg.solve_triangular(factor, (z - mean).mT, upper=False).mT
@@ -372,8 +368,6 @@ def _calibration(terms: Tensor, exact: Tensor) -> Tensor:
 
 
 def log_base(paths: Paths, base_measure: BaseMeasure, z: Tensor) -> Tensor:
-    """The log-density of the base measure with respect to dz: ½ log det M for the volume, else 0; -inf where there
-    is no metric.
-    """
+    """The log-density of the base measure: ½ log det M for the volume, else 0; -inf where there is no metric."""
     values = paths.log_volume(z)
     return values if base_measure == "volume" else torch.where(values == -torch.inf, values, 0.0)

@@ -152,9 +152,7 @@ class Paths:
         return length
 
     def geodesics(self, a: Tensor, b: Tensor, rough: float = ROUGH) -> list[tuple[Tensor, Geodesic]]:
-        """The shortest paths of pairs ``(n, d)``, coarse ones of all, and finer ones of the numbers whose error is
-        above `rough`.
-        """
+        """Shortest paths of pairs ``(n, d)``, coarse ones of all, and finer ones where the error is above `rough`."""
         rows = torch.arange(len(a), device=a.device)
         path = geodesic(self.metric, a, b, solver=self.path_solver(), init=self.init)
         rest = rows[~(path.error <= rough) & torch.isfinite(path.length)]
@@ -164,9 +162,7 @@ class Paths:
         return [(rows, path), (rest, finer)]
 
     def matrix(self, a: Tensor, b: Tensor | None = None) -> Tensor:
-        """The distances ``(n, m)`` of codes ``a``, ``(n, d)``, and ``b``, ``(m, d)``; of ``a`` alone each pair is
-        solved once.
-        """
+        """Distances ``(n, m)`` of ``a``, ``(n, d)``, and ``b``, ``(m, d)``; of ``a`` alone each pair is solved once."""
         if b is None:
             i, j = torch.triu_indices(len(a), len(a), 1, device=a.device)
             D = a.new_zeros(len(a), len(a))

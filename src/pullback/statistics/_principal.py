@@ -92,9 +92,7 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return like(found.velocity @ torch.as_tensor(self.covectors_).to(codes).mT, X)
 
     def inverse_transform(self, X: Any) -> Any:
-        """The codes ``(n, d)`` with given coordinates ``(n, n_components)``: where geodesics from the mean arrive,
-        or NaN.
-        """
+        """The codes ``(n, d)`` with coordinates ``(n, n_components)``: where geodesics from the mean arrive, or NaN."""
         check_is_fitted(self)
         scores = as_codes(X, torch.as_tensor(self.components_), dim=self.n_components_, a_set=True)
         v = scores @ torch.as_tensor(self.components_).to(scores)

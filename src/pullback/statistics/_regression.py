@@ -76,9 +76,7 @@ class GeodesicRegression(RegressorMixin, Estimator):
 
     @progress("regression")
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fits the geodesic to codes ``y``, ``(n, d)`` (or ``(n,)`` in one dimension), observed at covariates ``X``,
-        ``(n, p)``.
-        """
+        """Fits the geodesic to codes ``y``, ``(n, d)`` or ``(n,)``, observed at covariates ``X``, ``(n, p)``."""
         if y is None:
             raise ValueError(
                 "GeodesicRegression requires y to be passed, but the target y is None: fit(t[:, None], codes)."

@@ -220,9 +220,7 @@ def _at_centers(support: Support, n: int, inside: Inside, generator: torch.Gener
 
 
 def _chains(log_density: Inside, z: Tensor, box: Box, num_steps: int, generator: torch.Generator) -> Tensor:
-    """Random-walk Metropolis; the steps' scales are drawn anew each time, whatever the state, so proposals are
-    symmetric.
-    """
+    """Random-walk Metropolis; scales of steps are drawn anew whatever the state, so proposals are symmetric."""
     low, high = (torch.tensor(s).log().item() for s in _SCALES)
     level = log_density(z)
     for _ in range(num_steps):

@@ -80,9 +80,7 @@ class Star(abc.ABC):
 
     @abc.abstractmethod
     def moved(self, step: Tensor, share: Tensor) -> Self:
-        """The paths after their centers took steps ``(n, d)`` and they a share ``(n,)`` of their own; after
-        `expand`.
-        """
+        """Paths whose centers took steps ``(n, d)``, and they a share ``(n,)`` of their own; after `expand`."""
 
     @abc.abstractmethod
     def replaced(self, rows: Tensor, other: Star) -> Self:

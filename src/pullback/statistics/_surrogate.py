@@ -72,9 +72,7 @@ def log_normalizer(
 
 
 def _batch(few: Sample, radius: Tensor, many: Sample, known: KnownRadii) -> tuple[Tensor, Tensor]:
-    """log C and its standard error from radii at few points and guessed ones at many; without these, if they add
-    noise.
-    """
+    """log C and its standard error from radii at few points and guesses at many; without these, if they add noise."""
     exact = _log_terms(few, radius)
     shift = exact.max()
     plain = _replicates(exact, shift)
