@@ -237,20 +237,13 @@ class PiecewiseCubic(_Interpolant):
 def parameters(t: Parameters, begin: Float[Tensor, "*batch d"]) -> Tensor:
     """Parameters in the dtype and on the device of curves from `begin`: a number, ``(m,)`` or ``(*batch, m)``."""
     t = (t if isinstance(t, Tensor) else real_numbers(t, "Curve parameters")).to(begin)
-    try:
-        torch.broadcast_shapes(t.shape[:-1], begin.shape[:-1] if t.ndim > 1 else ())
-    except RuntimeError as error:
-        raise ValueError(_batches(t, begin)) from error
-    if t.ndim not in (0, 1, begin.ndim):
-        raise ValueError(_batches(t, begin))
+    sizes = zip(t.shape[:-1], begin.shape[:-1], strict=False)
+    if t.ndim not in (0, 1, begin.ndim) or any(n != m and 1 not in (n, m) for n, m in sizes):
+        raise ValueError(
+            "Curve parameters are a number, or have shape (m,) or (*batch, m) for curves of batch shape "
+            f"{tuple(begin.shape[:-1])}; got {tuple(t.shape)}. Use t.flatten()."
+        )
     return t
-
-
-def _batches(t: Tensor, begin: Tensor) -> str:
-    return (
-        "Curve parameters are a number, or have shape (m,) or (*batch, m) for curves of batch shape "
-        f"{tuple(begin.shape[:-1])}; got {tuple(t.shape)}. Use t.flatten()."
-    )
 
 
 def curve_for(metric: Any, curve: Curve | Points) -> Curve:

@@ -88,22 +88,20 @@ def half_plane(
         # without a shear one product, and no copies of the tangents
         return scales * (u if shear == 0 else planar([u[..., 0] + shear * u[..., 1], u[..., 1]]))
 
-    def values(eta: Tensor, eta0: Tensor | None) -> Dual:
-        eta0 = _standard(eta) if eta0 is None else eta0
+    def seen(eta: Tensor, eta0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The sheared step from the origin, (0, 1) if there is none, and both scales."""
+        eta0 = torch.tensor([0.0, 1.0], dtype=eta.dtype, device=eta.device) if eta0 is None else eta0
         step = eta - eta0
-        return _dual(step[..., 0] + shear * step[..., 1], eta[..., 1], eta0[..., 1], a, c)
+        return step[..., 0] + shear * step[..., 1], eta[..., 1], eta0[..., 1]
+
+    def values(eta: Tensor, eta0: Tensor | None) -> Dual:
+        return _dual(*seen(eta, eta0), a, c)
 
     def push(eta: Tensor, eta0: Tensor | None, u: Tensor) -> Dual:
-        eta0 = _standard(eta) if eta0 is None else eta0
-        step, along = eta - eta0, u[..., 0] + shear * u[..., 1]
-        return _pushed(
-            step[..., 0] + shear * step[..., 1], eta[..., 1], eta0[..., 1], along, u[..., 1] / eta[..., 1], a, c
-        )
+        return _pushed(*seen(eta, eta0), u[..., 0] + shear * u[..., 1], u[..., 1] / eta[..., 1], a, c)
 
     def pull(eta: Tensor, eta0: Tensor | None, forces: list[Tensor]) -> Tensor:
-        eta0 = _standard(eta) if eta0 is None else eta0
-        step = eta - eta0
-        along, ds = _pulled(step[..., 0] + shear * step[..., 1], eta[..., 1], eta0[..., 1], forces, a, c)
+        along, ds = _pulled(*seen(eta, eta0), forces, a, c)
         return planar([along, shear * along + ds / eta[..., 1]])
 
     def information(p: Distribution) -> Information:
@@ -133,14 +131,6 @@ def half_line(family: type[Distribution], *, c: float, chart: Line) -> None:
     fisher.register(family, information)
     embed.register(family, embed.dispatch(Distribution))
     rao_distance.register(family, lambda p, q: length * log_ratio(chart(q), chart(p)).abs())
-
-
-def _standard(eta: Tensor) -> Tensor:
-    return torch.tensor([0.0, 1.0], dtype=eta.dtype, device=eta.device)
-
-
-def _root(dloc: Tensor, dscale: Tensor, scale: Tensor, a: Constant, c: Constant) -> Tensor:
-    return torch.stack([a**0.5 * dloc / scale, c**0.5 * dscale / scale], -1)
 
 
 def _dual(step: Tensor, scale: Tensor, scale0: Constant, a: Constant, c: Constant) -> Dual:
@@ -246,14 +236,9 @@ def _(p: StudentT) -> Information:
 def _student_root(eta: Tensor, u: Tensor) -> Tensor:
     df, _, scale = eta.unbind(-1)
     ddf, dloc, dscale = u.unbind(-1)
-    omega = ddf / df / (df + 1)
-    return torch.cat(
-        [
-            _root(dloc, dscale - omega * scale, scale, *_student_constants(df)),
-            (_tail_weight(df).sqrt() * omega)[..., None],
-        ],
-        -1,
-    )
+    omega, (a, c) = ddf / df / (df + 1), _student_constants(df)
+    plane = [a**0.5 * dloc / scale, c**0.5 * (dscale - omega * scale) / scale]
+    return torch.stack([*plane, _tail_weight(df).sqrt() * omega], -1)
 
 
 @embed.register

@@ -97,23 +97,15 @@ def _(p: Masked) -> Information:
     r"""w I, with the weight as one more coordinate, so that it goes where the coordinates go."""
     info, weight = fisher(p.base), p.seen.to(p.base.mean)[..., None]
     eta = torch.cat([info.eta, weight], -1)
-    root, product = info.root, info.product
 
     def silenced(act: Any) -> Any:
         if act is None:
             return None
         return lambda eta, u: eta[..., -1:] * act(eta[..., :-1], None if u is None else u[..., :-1])
 
-    def padded(act: Any) -> Any:
-        return lambda eta, u: torch.nn.functional.pad(silenced(act)(eta, u), (0, 1))
-
-    return Information(
-        eta,
-        root=silenced(root),
-        product=None if product is None else padded(product),
-        exact=info.exact,
-        isometry=silenced(info.isometry),
-    )
+    root, product, isometry = map(silenced, (info.root, info.product, info.isometry))
+    padded = None if product is None else lambda eta, u: torch.nn.functional.pad(product(eta, u), (0, 1))
+    return Information(eta, root=root, product=padded, exact=info.exact, isometry=isometry)
 
 
 @embed.register

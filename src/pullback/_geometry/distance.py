@@ -93,14 +93,6 @@ def squared_distance(
     _raise_if_failed(path)
     if not _differentiable(metric, a, b):
         return path.length**2
-    return differentiable_energy(metric, path, a, b)
-
-
-def differentiable_energy(metric: Metric, path: Geodesic, a: Tensor, b: Tensor) -> Float[Tensor, "*batch"]:
-    """The energies of solved paths as functions of their end points and of the decoder, once differentiable.
-
-    Gradients that still change with the number of segments are refused.
-    """
     return _Once.apply(*energies_and_doubts(metric, path, a, b))  # pyright: ignore[reportReturnType]
 
 

@@ -13,8 +13,8 @@ measures: dz, or the Riemannian volume :math:`\sqrt{\det M(z)}\, dz` as in these
 
 from __future__ import annotations
 
-import functools
 import warnings
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self, get_args
 
@@ -158,8 +158,8 @@ class LAND(DensityMixin, Estimator):
             found = fit(problem, means, samples, r, tol=self.tol, max_iter=self.max_iter)
             self._finish(problem, found, _FINAL * num, seed + _FRESH, X)
             far = max(_far_share(problem, self._log_base, c, seed) for c in found.components)
-        _warn(found, self.max_iter)
-        _warn_of_noise(float(self.log_normalizer_se_.max()), far, self.base_measure)
+        for message in _doubts(found, self.max_iter, float(self.log_normalizer_se_.max()), far, self.base_measure):
+            warnings.warn(message, ConvergenceWarning, stacklevel=2)
         return self
 
     def _known_paths(self, refresh: bool = False) -> Paths:
@@ -275,20 +275,15 @@ def _normalizer(
     if paths.is_flat:
         value = 0.5 * (len(component.mean) * np.log(2 * np.pi) - torch.logdet(component.precision))
         return value, torch.zeros_like(value)
-    base = functools.partial(_tilted, base, component.factor)
-    return log_normalizer(base, functools.partial(_radii, paths, component), known, num, seed)
 
+    def radii(z: Tensor) -> Tensor:
+        return _radius(View.of(paths, component.mean, z).v, component.precision)
 
-def _tilted(base: LogBase, factor: Factor, z: Tensor) -> Tensor:
-    return base(z) + factor.log(z)
-
-
-def _radii(paths: Paths, component: Component, z: Tensor) -> Tensor:
-    """The lengths of the logarithms under the precision."""
-    return _radius(View.of(paths, component.mean, z).v, component.precision)
+    return log_normalizer(component.factor.times(base), radii, known, num, seed)
 
 
 def _radius(v: Tensor, precision: Tensor) -> Tensor:
+    """The lengths of tangents under a precision."""
     return quadratic(v, precision).clamp_min(0).sqrt()
 
 
@@ -299,31 +294,13 @@ def _where_the_mass_is(problem: Problem, found: Fit, base: LogBase, seed: int) -
         z, v, points = torch.cat([problem.codes, c.sample.z]), c.view.v, draw(c.sample.z, c.mass, num)
         # in more dimensions points are too sparse to guess anything between them
         if problem.codes.shape[1] <= FEW_DIMENSIONS:
-            tilted = functools.partial(_tilted, base, c.factor)
+            tilted = c.factor.times(base)
             finer = importance_sample(tilted, points, 2 * len(c.sample.z), seed + 1 + k * NUM_REPLICATES, adapted=True)
             cloud = Cloud(View.of(problem.paths, c.mean, finer.z).v, finer.log_weight)
             points = torch.cat([points, draw(finer.z, cloud.log_terms(c.precision).softmax(0), num)])
             z, v = torch.cat([z, finer.z]), torch.cat([v, cloud.v])
         known.append(KnownRadii(points, z, _radius(v, c.precision)))
     return known
-
-
-def _warn(found: Fit, max_iter: int) -> None:
-    if not found.converged:
-        warnings.warn(
-            f"The likelihood was still rising after {max_iter} steps. Raise max_iter, or tol.",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
-    failed = [float((~c.view.converged[: len(c.v)]).double().mean()) for c in found.components]
-    if max(failed) > _TOO_MANY_FAILED:
-        warnings.warn(
-            f"{max(failed):.0%} of the shortest paths from a mean to the codes did not converge, so the density is "
-            "rough. Give a finer init=pullback.Lattice.fit(metric, codes) or solver=pullback.GaussNewton(), or smooth "
-            "the decoder's extrapolation.",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
 
 
 def _far_share(problem: Problem, base: LogBase, component: Component, seed: int) -> float:
@@ -336,16 +313,23 @@ def _far_share(problem: Problem, base: LogBase, component: Component, seed: int)
     return float((terms.logsumexp(0) - component.log_normalizer).exp())
 
 
-def _warn_of_noise(error: float, far: float, base_measure: BaseMeasure) -> None:
+def _doubts(found: Fit, max_iter: int, error: float, far: float, base_measure: BaseMeasure) -> Iterator[str]:
+    """What to warn of, given the error of log C and the share of C far away."""
+    if not found.converged:
+        yield f"The likelihood was still rising after {max_iter} steps. Raise max_iter, or tol."
+    failed = max(float((~c.view.converged[: len(c.v)]).double().mean()) for c in found.components)
+    if failed > _TOO_MANY_FAILED:
+        yield (
+            f"{failed:.0%} of the shortest paths from a mean to the codes did not converge, so the density is "
+            "rough. Give a finer init=pullback.Lattice.fit(metric, codes) or solver=pullback.GaussNewton(), or smooth "
+            "the decoder's extrapolation."
+        )
     if far > _TOO_UNCERTAIN:
-        other = "base_measure='volume', or " if base_measure == "lebesgue" else ""
-        name = "dz" if base_measure == "lebesgue" else "the volume"
-        warnings.warn(
+        name, other = ("dz", "base_measure='volume', or ") if base_measure == "lebesgue" else ("the volume", "")
+        yield (
             f"As far as can be seen the integral over {name} is infinite: far from the codes the density does not "
             f"fall, as the decoder becomes constant there. Use {other}wrap the decoder in pullback.Extrapolated or "
-            "pullback.WithPrior.",
-            ConvergenceWarning,
-            stacklevel=3,
+            "pullback.WithPrior."
         )
     elif error > _TOO_UNCERTAIN:
-        warnings.warn(f"log C is known to ± {error:.2g} only. Raise num_points.", ConvergenceWarning, stacklevel=3)
+        yield f"log C is known to ± {error:.2g} only. Raise num_points."

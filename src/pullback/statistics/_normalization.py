@@ -147,6 +147,10 @@ class Factor:
         """Its logarithm at codes."""
         return -0.5 * quadratic(z - self.mean, self.precision)
 
+    def times(self, log_base: LogBase) -> LogBase:
+        """The base measure with the factor for a density."""
+        return lambda z: log_base(z) + self.log(z)
+
 
 def best_precision(cloud: Cloud, second_moment: Tensor) -> Tensor:
     r"""The precision of greatest likelihood for tangents with the given second moment S.

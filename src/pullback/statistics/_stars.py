@@ -214,10 +214,8 @@ class ElementStar(Star):
     @classmethod
     def of(cls, elements: ElementEnergy, solved: Geodesic) -> ElementStar:
         """As many elements as the solver used, at most four; more where they resolve nothing."""
-        counts, found = (
-            (solved.num_segments.flatten() // DEGREE).clamp(1, _FIRST_MOST),
-            cls(elements, [], solved.converged | (solved.error <= ROUGH)),
-        )
+        counts = (solved.num_segments.flatten() // DEGREE).clamp(1, _FIRST_MOST)
+        found = cls(elements, [], solved.converged | (solved.error <= ROUGH))
         points = solved.curve.points
         with torch.no_grad(), unvalidated():
             for K in range(1, _MOST + 1):
