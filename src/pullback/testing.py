@@ -55,8 +55,7 @@ def _require(holds: bool | Tensor, sentence: str) -> None:
 
 def _close(value: Tensor, expected: Tensor, tolerance: float) -> bool:
     """Equal up to the tolerance times the largest expected entry of the same code."""
-    size = expected.abs().flatten(1).amax(1) if expected.ndim > 1 else expected.abs()
-    error = (value - expected).abs().flatten(1).amax(1) if expected.ndim > 1 else (value - expected).abs()
+    size, error = (x[..., None].abs().flatten(1).amax(1) for x in (expected, value - expected))
     return bool((error <= tolerance * size.clamp_min(torch.finfo(value.dtype).tiny)).all())
 
 
@@ -190,9 +189,8 @@ def _coordinates(metric: Metric, z: Tensor, tolerance: float) -> None:
     structure: Any = metric
     decoder = observed(structure.decoder)
     d = z.shape[-1]
-    rotation = torch.linalg.qr(torch.randn(d, d, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[
-        0
-    ].to(z)
+    noise = torch.randn(d, d, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rotation = torch.linalg.qr(noise)[0].to(z)
 
     def g(w: Tensor) -> Tensor:
         return w + 0.1 * torch.sin(w @ rotation)

@@ -49,9 +49,8 @@ class Marks:
         if self.dual is None or other.dual is None:
             return Marks(self.metric, z, None)
         phi = torch.cat([self.dual[0], other.dual[0]])
-        return Marks(
-            self.metric, z, (phi, phi if self.dual[0] is self.dual[1] else torch.cat([self.dual[1], other.dual[1]]))
-        )
+        psi = phi if self.dual[0] is self.dual[1] else torch.cat([self.dual[1], other.dual[1]])
+        return Marks(self.metric, z, (phi, psi))
 
     def ds2(self, other: Marks) -> Tensor:
         """Squared steps to other codes of the same metric and origin."""

@@ -212,17 +212,13 @@ def _row(together: Tensor, alone: Tensor, i: int) -> Tensor:
 
 
 def _same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return len(first) == len(second) and all(
-        x.shape == y.shape and _close(x, y) for x, y in zip(first, second, strict=True)
-    )
+    return len(first) == len(second) and all(map(_close, first, second))
 
 
 def _close(x: Tensor, y: Tensor) -> bool:
-    if x.numel() == 0:
-        return True
-    size = y.nan_to_num(0, 0, 0).abs().amax()
+    size = float(y.nan_to_num(0, 0, 0).abs().amax()) if y.numel() else 0.0
     tolerance = _SAME * torch.finfo(x.dtype).eps ** 0.5
-    return torch.allclose(x, y, rtol=tolerance, atol=tolerance * float(size), equal_nan=True)
+    return x.shape == y.shape and torch.allclose(x, y, rtol=tolerance, atol=tolerance * size, equal_nan=True)
 
 
 def _ask(decoder: Decoder, codes: Tensor) -> Route:
@@ -256,15 +252,11 @@ def _moving(decoder: Decoder, codes: Tensor) -> list[int]:
     with torch.enable_grad():
         try:
             tensors = _tensors(decoder(x))
-            slopes = [
-                torch.autograd.grad(y.sum(), x, retain_graph=True, allow_unused=True)[0] if y.requires_grad else None
-                for y in tensors
-            ]
+            moving = [i for i, y in enumerate(tensors) if depends_on(y, x)]
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError) as error:
             raise DecoderError(leaves_torch(error)) from error
-    moving = [i for i, slope in enumerate(slopes) if slope is not None]
     varies = any(not torch.equal(y[:1], y[2:]) for y in tensors if y.ndim and len(y) == len(codes))
     if varies and not moving:
         raise DecoderError(DETACHED)

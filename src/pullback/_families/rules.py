@@ -50,7 +50,7 @@ def fisher(p: Distribution) -> Information:
     raise MissingRuleError(
         f"No Fisher information is registered for {name}. Add it with @pullback.fisher.register on a function "
         f"`(p: {name}) -> pullback.Information`, or use pullback.ScoreMetric(decoder), which needs only sample and "
-        f"log_prob."
+        "log_prob."
     )
 
 

@@ -98,9 +98,8 @@ def certify(metric: Metric, geodesic: Geodesic) -> Certificate:
     check_metric(metric)
     if not isinstance(geodesic, Geodesic):
         raise TypeError(f"certify takes the result of pullback.geodesic, not {type(geodesic).__name__}.")
-    points, batch = geodesic.curve.points.detach(), geodesic.length.shape
-    paths, levels = points.reshape(-1, *points.shape[-2:]), geodesic.num_segments.reshape(-1)
-    curves = geodesic.curve.flatten()
+    curves, batch = geodesic.curve.flatten(), geodesic.length.shape
+    paths, levels = curves.points.detach(), geodesic.num_segments.reshape(-1)
     lower, upper = torch.zeros_like(paths[:, 0, 0]), torch.full_like(paths[:, 0, 0], torch.inf)
     strict = torch.zeros_like(levels, dtype=torch.bool)
     known = torch.isfinite(geodesic.energy.reshape(-1)).nonzero()[:, 0]

@@ -211,19 +211,13 @@ def _best(solutions: list[Solution]) -> Solution:
     if len(solutions) == 1:
         return solutions[0]
     finest = max(s.nodes.shape[1] for s in solutions) - 1
-    rank = torch.stack(
-        [torch.where(converged(s.status), s.energy, s.energy.nan_to_num(torch.inf) + torch.inf) for s in solutions]
-    )
-    fallback = torch.stack([s.energy.nan_to_num(torch.inf) for s in solutions])
-    rank = torch.where(rank.isinf().all(0), fallback, rank)
-    chosen = rank.argmin(0)
-    solutions = [_refined(s, finest) for s in solutions]
-    result = {}
+    energy = torch.stack([s.energy.nan_to_num(torch.inf) for s in solutions])
+    done = torch.stack([converged(s.status) for s in solutions])
+    chosen = torch.where(done | ~done.any(0), energy, torch.inf).argmin(0)
+    solutions, rows, result = [_refined(s, finest) for s in solutions], torch.arange(len(chosen)), {}
     for f in fields(Solution):
         values = [getattr(s, f.name) for s in solutions]
-        result[f.name] = (
-            sum(values) if isinstance(values[0], int) else torch.stack(values)[chosen, torch.arange(len(chosen))]
-        )
+        result[f.name] = sum(values) if isinstance(values[0], int) else torch.stack(values)[chosen, rows]
     return Solution(**result)
 
 

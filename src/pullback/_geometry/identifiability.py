@@ -123,8 +123,7 @@ def identifiability(
         distances = torch.stack([(b - a).norm(dim=-1) for a, b in ends])
         converged = torch.ones_like(distances, dtype=torch.bool)
     else:
-        start = init or _graph
-        starts = [start(metric, z) for metric, z in zip(metrics, codes, strict=True)]
+        starts = [(init or _graph)(metric, z) for metric, z in zip(metrics, codes, strict=True)]
         paths = [geodesic(m, a, b, init=s, solver=solver) for m, (a, b), s in zip(metrics, ends, starts, strict=True)]
         distances = torch.stack([path.length.detach() for path in paths])
         converged = torch.stack([path.converged for path in paths])

@@ -215,12 +215,10 @@ def _num_unused(decoder: Decoder, codes: Tensor) -> int:
 
 def _off_support(support: Support, codes: Tensor, num: int, generator: torch.Generator) -> Tensor:
     """Points off the support, uniform in a box of twice the codes' extent (or four times, if they fill that)."""
-    low, high = codes.amin(0), codes.amax(0)
+    low, extent = codes.amin(0), codes.amax(0) - codes.amin(0)
     for margin in (0.5, 1.5):
-        box = low - margin * (high - low), (1 + 2 * margin) * (high - low)
-        points = box[0] + box[1] * torch.rand(20 * num, codes.shape[-1], generator=generator, dtype=codes.dtype).to(
-            codes
-        )
+        share = torch.rand(20 * num, codes.shape[-1], generator=generator, dtype=codes.dtype).to(codes)
+        points = low - margin * extent + (1 + 2 * margin) * extent * share
         points = points[~support.contains(points)][:num]
         if len(points) == num:
             break

@@ -108,8 +108,7 @@ class FisherRaoMetric(Metric):
         return known_jet(self._parts, z, v, w, centered=centered)
 
     def _num_maps(self, z: Tensor) -> int:
-        """Of how many distinct maps the embedding is known as a function of the family's coordinates, 0 if it is not;
-        asked once per decoder."""
+        """How many distinct maps lead from the family's coordinates to the embedding, 0 if unknown; asked once."""
         decoder = observed(self.decoder)
         known = _MAPS.get(decoder, None)
         if known is None and z.numel() and not in_transform():
@@ -127,8 +126,7 @@ class FisherRaoMetric(Metric):
             return max(known) if all(known) else 0
 
     def _parts(self, z: Tensor) -> list[Information]:
-        """The information of the independent parts of what codes ``(*batch, d)`` are decoded to, with coordinates
-        ``(*batch, *features, k)``."""
+        """The information of the parts of what codes ``(*batch, d)`` decode to, at ``(*batch, *features, k)``."""
         parts = independent(observe(self.decoder, z.reshape(-1, z.shape[-1])))
         return [replace(part, eta=part.eta.reshape(*z.shape[:-1], *part.eta.shape[1:])) for part in parts]
 

@@ -22,6 +22,8 @@ import torch
 from scipy.integrate import DOP853
 from torch import Tensor
 
+from pullback._numerics.rows import concatenate, take
+
 Field = Callable[[Tensor], Tensor]
 
 _NUM_STAGES = 12
@@ -102,8 +104,8 @@ def integrate(
     while len(batch.rows) or not gone:
         leave = outcome >= 0
         if leave.any() or not gone:
-            gone.append((batch.take(leave), outcome[leave]))
-            batch = batch.take(~leave)
+            gone.append((take(batch, leave), outcome[leave]))
+            batch = take(batch, ~leave)
         if len(batch.rows):
             batch, outcome = _advance(field, batch, kinked_rtol, max_steps, record)
     return _collect(gone, record, y)
@@ -139,9 +141,6 @@ class _Batch:
         h = _initial_step(field, y, k, relative, allowed)
         never, rows = torch.full_like(h, torch.inf), torch.arange(len(y), device=y.device)
         return cls(rows, torch.zeros_like(h), h, relative, allowed, y, k, count, count, h, never, count)
-
-    def take(self, mask: Tensor) -> _Batch:
-        return _Batch(*(value[mask] for value in vars(self).values()))
 
     def after(self, h: Tensor, ratio: Tensor, accept: Tensor, kinked_rtol: float | None) -> dict[str, Tensor]:
         """What the last attempt says about kinks: tolerances, and the record of failed attempts.
@@ -269,23 +268,13 @@ def _interpolate(coefficients: Tensor, x: Tensor) -> Tensor:
 
 def _collect(gone: list[tuple[_Batch, Tensor]], record: list[tuple[Tensor, ...]] | None, y: Tensor) -> Flow:
     """Puts the trajectories back into the order they came in."""
-    order = torch.cat([batch.rows for batch, _ in gone]).argsort()
-
-    def join(parts: list[Tensor]) -> Tensor:
-        return torch.cat(parts)[order]
-
-    steps = join([batch.steps for batch, _ in gone])
-    tries = join([batch.tries for batch, _ in gone])
+    joined = concatenate([batch for batch, _ in gone])
+    order = joined.rows.argsort()
+    whole, outcome = take(joined, order), torch.cat([outcome for _, outcome in gone])[order]
     extra = 0 if record is None else len(DOP853.A_EXTRA)
-    return Flow(
-        y=join([batch.y for batch, _ in gone]),
-        t=join([batch.t for batch, _ in gone]),
-        rtol=join([batch.rtol for batch, _ in gone]),
-        outcome=join([outcome for _, outcome in gone]),
-        num_steps=steps,
-        num_evaluations=2 + _NUM_STAGES * tries + extra * steps,
-        dense=None if record is None else _densify(record, steps, y),
-    )
+    num_evaluations = 2 + _NUM_STAGES * whole.tries + extra * whole.steps
+    dense = None if record is None else _densify(record, whole.steps, y)
+    return Flow(whole.y, whole.t, whole.rtol, outcome, whole.steps, num_evaluations, dense)
 
 
 def _densify(record: list[tuple[Tensor, ...]], steps: Tensor, y: Tensor) -> DenseOutput:

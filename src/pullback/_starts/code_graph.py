@@ -86,10 +86,8 @@ def _neighbors(positions: np.ndarray, num_neighbors: int) -> np.ndarray:
 def _connect(positions: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Adds the shortest links between the pieces of a graph until it is one (Borůvka's algorithm)."""
     while True:
-        ones = np.ones(edges.shape[1])
-        num_parts, part = csgraph.connected_components(
-            symmetric(edges[0], edges[1], ones, len(positions)), directed=False
-        )
+        graph = symmetric(edges[0], edges[1], np.ones(edges.shape[1]), len(positions))
+        num_parts, part = csgraph.connected_components(graph, directed=False)
         if num_parts == 1:
             return edges
         links = [_nearest_outside(positions, part == i) for i in range(num_parts)]

@@ -196,12 +196,8 @@ class _Grid:
         numbers = np.arange(math.prod(self.counts)).reshape(self.counts)
         begin = numbers[tuple(slice(a, b) for a, b in zip(low, high, strict=True))].ravel()
         step = int(np.dot(offset, [stride // numbers.itemsize for stride in numbers.strides]))
-        return (
-            begin,
-            begin + step,
-            length.cpu().double().numpy().ravel(),
-            np.full(len(begin), self.cell * math.hypot(*offset)),
-        )
+        euclidean = np.full(len(begin), self.cell * math.hypot(*offset))
+        return begin, begin + step, length.cpu().double().numpy().ravel(), euclidean
 
 
 def _num_substeps(offset: Offset) -> int:

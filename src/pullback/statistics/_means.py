@@ -175,11 +175,8 @@ class Balance:
         slope, hessian = self._mean(self.expansion.slope), self._mean(self.expansion.hessian)
         values, vectors = torch.linalg.eigh(0.5 * (hessian + hessian.mT))
         # where squared distances curve down, the step still goes downhill
-        size = (
-            values.abs()
-            .clamp_min(1e-6 * values.abs().amax(-1, keepdim=True))
-            .clamp_min(torch.finfo(values.dtype).tiny ** 0.5)
-        )
+        least = (1e-6 * values.abs().amax(-1, keepdim=True)).clamp_min(torch.finfo(values.dtype).tiny ** 0.5)
+        size = torch.maximum(values.abs(), least)
         step = -(vectors @ ((vectors.mT @ slope[..., None]) / size[..., None]))[..., 0]
         return step, self._mean(self.expansion.inner) - 0.5 * (slope * step).sum(-1)
 

@@ -116,12 +116,9 @@ class Paths:
         pairs = zip(self.cast(a).split(_BATCH), self.cast(b).split(_BATCH), strict=True)
         solver, rtol = self.path_solver(), min(self.rtol, DEFAULT_RTOL)
         found = [logarithm(self.metric, x, y, solver=solver, init=self.init, rtol=rtol) for x, y in pairs]
-        return Logs(
-            torch.cat([f.velocity for f in found]).to(v),
-            torch.cat([f.distance for f in found]).to(v),
-            torch.cat([f.error for f in found]).to(v),
-            torch.cat([f.geodesic.converged for f in found]),
-        )
+        rows = zip(*((f.velocity, f.distance, f.error, f.geodesic.converged) for f in found), strict=True)
+        velocity, distance, error, converged = map(torch.cat, rows)
+        return Logs(velocity.to(v), distance.to(v), error.to(v), converged)
 
     def exponentials(self, z: Tensor, v: Tensor) -> Tensor:
         """Where geodesics arrive; NaN for those that do not."""

@@ -175,8 +175,7 @@ class _Fit:
 
     @classmethod
     def failed(cls, parameters: Tensor) -> _Fit:
-        size = parameters.numel()
-        nothing = parameters.new_zeros(size)
+        nothing = parameters.new_zeros(parameters.numel())
         return cls(parameters, torch.full_like(nothing[0], torch.inf), torch.outer(nothing, nothing), nothing)
 
 

@@ -40,9 +40,6 @@ class KnownRadii:
     z: Tensor
     radius: Tensor
 
-    def join(self, z: Tensor, radius: Tensor) -> KnownRadii:
-        return KnownRadii(self.points, torch.cat([self.z, z]), torch.cat([self.radius, radius]))
-
     def guess(self, z: Tensor) -> Tensor:
         """Radii from those of the nearest known points."""
         regressor = KNeighborsRegressor(min(_NEIGHBORS, len(self.z)), weights="distance")
@@ -67,7 +64,7 @@ def log_normalizer(
         scatter = torch.stack(errors).square().sum().sqrt() / len(errors)
         if scatter < _ENOUGH:
             break
-        known = known.join(few.z, radius)
+        known = KnownRadii(known.points, torch.cat([known.z, few.z]), torch.cat([known.radius, radius]))
     return total, scatter
 
 

@@ -65,12 +65,6 @@ def solve(job: Job, block: Block, writer: BlockWriter | None) -> Solved:
     return Solved(block, len(values), int((status != 0).sum()), True, *kept)
 
 
-def in_process(job: Job, blocks: Sequence[Block], writer: BlockWriter | None) -> Iterator[Solved]:
-    """One after the other."""
-    for block in blocks:
-        yield solve(job, block, writer)
-
-
 def in_pool(
     job: Job, blocks: Sequence[Block], writer: BlockWriter | None, num_jobs: int, devices: Sequence[str] | None = None
 ) -> Iterator[Solved]:
@@ -91,8 +85,7 @@ def in_pool(
                 if attempt == _MAX_RESTARTS:
                     raise RuntimeError(
                         f"Processes were killed {attempt + 1} times, perhaps for lack of memory. Use fewer (n_jobs), "
-                        "or smaller batches (batch_size). With out= finished blocks are kept, and the same call goes "
-                        "on."
+                        "or smaller batches (batch_size). With out= finished blocks are kept: the same call goes on."
                     ) from error
 
 
@@ -203,7 +196,9 @@ class Engine:
         if self.n_jobs is None and job.first.device.type == "cpu" and num_cores() > 1:
             return _pool_if_it_pays(job, blocks, writer)
         num_jobs = num_cores() if self.n_jobs == -1 else self.n_jobs or 1
-        return in_process(job, blocks, writer) if num_jobs == 1 else in_pool(job, blocks, writer, num_jobs)
+        if num_jobs > 1:
+            return in_pool(job, blocks, writer, num_jobs)
+        return (solve(job, block, writer) for block in blocks)
 
 
 def num_cores() -> int:
@@ -214,8 +209,8 @@ def num_cores() -> int:
 def _pool_if_it_pays(job: Job, blocks: Sequence[Block], writer: BlockWriter | None) -> Iterator[Solved]:
     """In this process until the rest is known to take long."""
     began = time.perf_counter()
-    for done, solved in enumerate(in_process(job, blocks, writer), 1):
-        yield solved
+    for done, block in enumerate(blocks, 1):
+        yield solve(job, block, writer)
         expected = (time.perf_counter() - began) / done * (len(blocks) - done)
         if expected > _POOL_PAYS:
             yield from in_pool(job, blocks[done:], writer, num_cores())
@@ -236,14 +231,19 @@ def run(
     result = None if writer is not None else np.full(job.plan.shape, np.nan, dtype)
     failures: list[tuple[int, int, str]] = []
     num_failed = num_new = 0
-    for solved in _with_progress(job, engine.solve(job, blocks, writer), blocks):
-        num_failed, num_new = num_failed + solved.num_failed, num_new + solved.is_new
-        if result is not None and solved.values is not None and solved.status is not None:
-            for where, part in job.plan.writes(solved.block, solved.values, 0.0):
-                result[where] = part
-            failures += _failures(job, solved)
-        if num_failed and errors == "raise":
-            raise ConvergenceError(_sentence(num_failed, failures), result)
+    total = sum(len(job.plan.pairs(block)[0]) for block in blocks)
+    with progress("distances", total, unit=" pairs") as bar:
+        for solved in engine.solve(job, blocks, writer):
+            num_failed, num_new = num_failed + solved.num_failed, num_new + solved.is_new
+            bar.update(solved.num_pairs)
+            if num_failed:
+                bar.set_postfix(failed=num_failed)
+            if result is not None and solved.values is not None and solved.status is not None:
+                for where, part in job.plan.writes(solved.block, solved.values, 0.0):
+                    result[where] = part
+                failures += _failures(job, solved)
+            if num_failed and errors == "raise":
+                raise ConvergenceError(_sentence(num_failed, failures), result)
     if num_failed:
         warnings.warn(FailedPairsWarning(_sentence(num_failed, failures), failures), stacklevel=3)
     return result, num_new
@@ -260,15 +260,3 @@ def _sentence(num_failed: int, failures: Sequence[tuple[int, int, str]]) -> str:
     named = "; ".join(f"({i}, {j}): {message}" for i, j, message in failures[:_NUM_NAMED])
     more = f" The first: {named}." if named else " DistanceStore.failures() lists them."
     return f"{num_failed} pairs have no distance, also not from a graph, and are NaN.{more}"
-
-
-def _with_progress(job: Job, solved: Iterator[Solved], blocks: Sequence[Block]) -> Iterator[Solved]:
-    """Shows pairs, rate and time left."""
-    total, failed = sum(len(job.plan.pairs(block)[0]) for block in blocks), 0
-    with progress("distances", total, unit=" pairs") as bar:
-        for one in solved:
-            failed += one.num_failed
-            bar.update(one.num_pairs)
-            if failed:
-                bar.set_postfix(failed=failed)
-            yield one
