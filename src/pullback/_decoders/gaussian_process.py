@@ -57,13 +57,7 @@ class GPDecoder(nn.Module):
     weights: Tensor
 
     def __init__(
-        self,
-        codes: CodeSet,
-        x: Float[Tensor, "n D"] | Array,
-        *,
-        lengthscale: float,
-        signal: float,
-        noise: float,
+        self, codes: CodeSet, x: Float[Tensor, "n D"] | Array, *, lengthscale: float, signal: float, noise: float
     ):
         super().__init__()
         check_options(lengthscale=lengthscale, signal=signal, noise=noise)
@@ -109,8 +103,7 @@ class GPDecoder(nn.Module):
         return Normal(mean, variance.sqrt().expand_as(mean))
 
     def features(self, z: Codes) -> Float[Tensor, "*batch n"]:
-        r"""The whitened features :math:`w(z) = L^{-1} k_z`; the posterior covariance is :math:`k(z, z') - w(z)\cdot
-        w(z')`."""
+        r"""Whitened features :math:`w(z) = L^{-1} k_z`; the posterior covariance is ``k(z, z') - w(z) · w(z')``."""
         squares = squared_distances(as_codes(z, self.codes, dim=self.codes.shape[1]) - self.origin, self.codes)
         return _kernel(squares, self.lengthscale, self.signal) @ self.whiten.mT
 

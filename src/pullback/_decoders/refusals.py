@@ -74,13 +74,11 @@ def whole_model(model: object, z: Tensor, error: Exception) -> str | None:
 
 def no_decoder(thing: object) -> str:
     """For what stands in the place of a decoder and cannot be called."""
+    name = type(thing).__name__
     if hasattr(thing, "decoder") or hasattr(thing, "tensor"):
-        return (
-            f"A decoder is expected, not the metric {type(thing).__name__}. Give the decoder itself, as in "
-            f"metric.decoder."
-        )
+        return f"A decoder is expected, not the metric {name}. Give the decoder itself, as in metric.decoder."
     return (
-        f"A decoder is a function from codes (N, d) to a torch.distributions.Distribution, not {type(thing).__name__}. "
+        f"A decoder is a function from codes (N, d) to a torch.distributions.Distribution, not {name}. "
         "For example `lambda z: torch.distributions.Bernoulli(logits=model(z))`."
     )
 

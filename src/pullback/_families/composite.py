@@ -218,8 +218,7 @@ def _varies(t: Tensor, p: Distribution) -> bool:
 
 
 def independent(p: Distribution) -> list[Information]:
-    """The information of the parts of a distribution, each of its own family with its features, ``eta (*b, *features,
-    k)``: what `fisher` puts side by side."""
+    """The information of the parts that `fisher` puts side by side, with features: ``eta (*b, *features, k)``."""
     if fisher.dispatch(type(p)) in map(fisher.dispatch, (Independent, Product, TransformedDistribution)):
         return [info for part, _ in parts(p) for info in independent(part)]
     return [fisher(p)]

@@ -130,8 +130,7 @@ def _(p: Directions, q: Directions) -> Tensor:
 
 @log_affinity.register
 def _(p: Directions, q: Directions, alpha: float) -> Tensor:
-    r"""The gap of the log-partition :math:`\log \int e^{\kappa \mu^\top x}` at the natural parameters
-    :math:`\kappa\mu`."""
+    r"""The gap of the log-partition :math:`\log \int e^{\kappa \mu^\top x}` at natural parameters :math:`\kappa\mu`."""
     dimension = _dimension(p, q)
     first, second = alpha * p.concentration, (1 - alpha) * q.concentration
     between = first[..., None] * _direction(p) + second[..., None] * _direction(q)

@@ -71,12 +71,7 @@ Constant = float | Tensor
 
 
 def half_plane(
-    family: type[Distribution],
-    *,
-    a: float,
-    c: float,
-    shear: float = 0.0,
-    chart: Plane = lambda p: (p.loc, p.scale),
+    family: type[Distribution], *, a: float, c: float, shear: float = 0.0, chart: Plane = lambda p: (p.loc, p.scale)
 ) -> None:
     r"""Registers a family with :math:`I = (a (d\mu + b\,d\sigma)^2 + c\,d\sigma^2) / \sigma^2`, b the shear.
 

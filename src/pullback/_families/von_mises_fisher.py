@@ -178,9 +178,8 @@ def _reject(p: int, concentration: Tensor) -> Tensor:
         # x / (x + y) is the Beta variable.
         x, y = gamma.sample(Size([2, todo.numel()]))
         proposal = 2 * c * x / (y + c * x)
-        log_ratio = k * (2 * c / (1 + c) - proposal) + (p - 1) * torch.log(
-            (1 + c) * (0.5 + (1 - c) * proposal / (4 * c))
-        )
+        factor = (1 + c) * (0.5 + (1 - c) * proposal / (4 * c))
+        log_ratio = k * (2 * c / (1 + c) - proposal) + (p - 1) * torch.log(factor)
         accept = torch.rand_like(k).log() <= log_ratio
         drop[todo[accept]] = proposal[accept]
         todo = todo[~accept]

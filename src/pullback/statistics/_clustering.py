@@ -88,8 +88,7 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
         codes = self._codes(X, reset=True)
         _check_count(self.n_clusters, codes)
         source = as_generator(self.random_state, codes.device)
-        fixed = not isinstance(self.init_centers, str)
-        runs = [self._run(codes, source) for _ in range(1 if fixed else self.n_init)]
+        runs = [self._run(codes, source) for _ in range(self.n_init if isinstance(self.init_centers, str) else 1)]
         best = min(runs, key=lambda run: run.inertia)
         self.cluster_centers_ = like(best.centers, X)
         self.labels_ = like(best.labels, X)
@@ -99,8 +98,7 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
     def predict(self, X: Any) -> Any:
         """The nearest center of each code, ``(n,)``."""
         codes = self._codes(X)
-        centers, paths = torch.as_tensor(self.cluster_centers_).to(codes), self._paths()
-        return like(_assign(paths, codes, centers, paths.lower_bounds(codes, centers))[0], X)
+        return like(_assign(self._paths(), codes, torch.as_tensor(self.cluster_centers_).to(codes))[0], X)
 
     def transform(self, X: Any) -> Any:
         """The distances of codes to all centers, ``(n, n_clusters)``."""
@@ -225,8 +223,7 @@ class GeodesicKMedoids(ClusterMixin, Estimator):
         codes = self._codes(X)
         if self.cluster_centers_ is None:
             raise NotFittedError("Only distances were given to fit, so medoids have no codes: fit(codes, distances=D).")
-        paths, medoids = self._paths(), torch.as_tensor(self.cluster_centers_).to(codes)
-        return like(_assign(paths, codes, medoids, paths.lower_bounds(codes, medoids))[0], X)
+        return like(_assign(self._paths(), codes, torch.as_tensor(self.cluster_centers_).to(codes))[0], X)
 
 
 def plus_plus(paths: Paths, codes: Tensor, num: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -250,16 +247,19 @@ def plus_plus(paths: Paths, codes: Tensor, num: int, source: torch.Generator) ->
 
 
 def _assign(
-    paths: Paths, codes: Tensor, centers: Tensor, lower: Tensor, labels: Tensor | None = None
+    paths: Paths, codes: Tensor, centers: Tensor, known: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
     """The nearest center of each code, and lower bounds that are distances where these were needed.
 
-    If labels are given, the bounds there are distances already.
+    What is known are lower bounds, and labels at which they are distances.
     """
-    rows, lower = torch.arange(len(codes), device=codes.device), lower.clone()
-    if labels is None:
+    rows = torch.arange(len(codes), device=codes.device)
+    if known is None:
+        lower = paths.lower_bounds(codes, centers)
         labels = lower.argmin(1)
         lower[rows, labels] = paths.distances(codes, centers[labels])
+    else:
+        lower, labels = known[0].clone(), known[1]
     i, j = (lower < lower[rows, labels][:, None]).nonzero(as_tuple=True)
     lower[i, j] = paths.distances(codes[i], centers[j])
     best = lower.argmin(1)
@@ -271,7 +271,7 @@ def _reassign(
     paths: Paths, codes: Tensor, centers: Tensor, lower: Tensor, labels: Tensor, rays: Star
 ) -> tuple[Tensor, Star, Tensor, int]:
     """The nearest centers, the paths from them, lower bounds, and how many codes changed their cluster."""
-    new, lower = _assign(paths, codes, centers, lower, labels)
+    new, lower = _assign(paths, codes, centers, (lower, labels))
     changed = (new != labels).nonzero()[:, 0]
     if len(changed):
         rays = rays.replaced(changed, star(paths, centers[new[changed]], codes[changed]))
@@ -282,8 +282,7 @@ def _fill(
     paths: Paths, codes: Tensor, labels: Tensor, centers: Tensor, rays: Star, lower: Tensor
 ) -> tuple[Tensor, Tensor, Star]:
     """Gives an empty cluster the code that is farthest from its center."""
-    rows = torch.arange(len(codes), device=codes.device)
-    own = lower[rows, labels].clone()
+    own = lower.gather(1, labels[:, None])[:, 0]
     for j in sorted(set(range(len(centers))) - set(labels.tolist())):
         worst = own.argmax()[None]
         labels, centers = labels.clone(), centers.clone()

@@ -93,8 +93,7 @@ class View:
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What stays the same during a fit: how paths are found, codes ``(n, d)``, what is added to second moments, and
-    whether components have a Gaussian factor.
-    """
+    whether components have a Gaussian factor."""
 
     paths: Paths
     codes: Tensor
@@ -173,8 +172,7 @@ class Pace:
 
 def fit(problem: Problem, means: Tensor, samples: list[Sample], r: Tensor, *, tol: float, max_iter: int) -> Fit:
     """Expectation maximization from means with samples and responsibilities ``(n, K)``, until the mean log-likelihood
-    rises by less than `tol`.
-    """
+    rises by less than `tol`."""
     components = [component_at(problem, m, _share(p), s) for m, p, s in zip(means, r.unbind(1), samples, strict=True)]
     weights, paces = r.mean(0), [Pace(exact=problem.paths.is_flat)] * len(means)
     bounds, done = [float(_log_joint(problem, components, weights).logsumexp(1).mean())], False

@@ -151,8 +151,7 @@ class GeodesicKernelDensity(DensityMixin, Estimator):
 
     def score_samples(self, X: Any) -> Any:
         """The log-density ``(m,)`` at codes ``(m, d)`` with respect to the volume; ``-inf`` beyond the reach of all
-        kernels.
-        """
+        kernels."""
         queries, paths, h = self._codes(X), self._paths(), self.bandwidth
         codes = torch.as_tensor(self.codes_).to(queries)
         reach = math.inf if paths.is_flat else _REACH * h

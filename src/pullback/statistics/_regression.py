@@ -104,8 +104,7 @@ class GeodesicRegression(RegressorMixin, Estimator):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         r"""The share of the variance that is explained, :math:`R^2 = 1 - \sum_i d^2(z_i, \hat z_i) / \sum_i d^2(z_i,
-        \mu)` (Fletcher 2011).
-        """
+        \mu)` (Fletcher 2011)."""
         codes = _columns(self._targets(y))
         predicted = _columns(torch.as_tensor(self.predict(X)).to(codes))
         if predicted.shape != codes.shape:

@@ -180,8 +180,7 @@ class LogStar(Star):
 @dataclass(eq=False)
 class Group:
     """Paths of as many elements each: their numbers and nodes ``(m, K p + 1, d)``; their energies and what `expand`
-    found, if that is known.
-    """
+    found, if that is known."""
 
     rows: Tensor
     nodes: Tensor
