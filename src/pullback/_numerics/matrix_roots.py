@@ -45,13 +45,11 @@ class _Root(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (X,) = ctx.saved_tensors
-        return lyapunov(X, grad)
+        return lyapunov(*ctx.saved_tensors, grad)
 
     @staticmethod
     def jvp(ctx: Any, dS: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (X,) = ctx.saved_tensors
-        return lyapunov(X, dS)
+        return lyapunov(*ctx.saved_tensors, dS)
 
 
 class _Lyapunov(Function):

@@ -214,10 +214,8 @@ class Minimizer:
             last = last & ~short
         accepted, decrease = trial.accepted, model.energy - trial.energy
         kept = curves.uses_hessian & ~trial.near & self.always_exact
-
         # steps cut short where the decoder ends look like the last ones of a descent
-        free = accepted & (curves.damping <= 1.0)
-        curves.hit_domain_edge = (curves.hit_domain_edge | outside) & ~free
+        curves.hit_domain_edge = (curves.hit_domain_edge | outside) & ~(accepted & (curves.damping <= 1.0))
         ending = last | flat
         proven = ending & curves.uses_hessian
         curves.certified = curves.certified | proven | (leaving & ~accepted)
