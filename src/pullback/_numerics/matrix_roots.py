@@ -45,11 +45,11 @@ class _Root(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return lyapunov(*ctx.saved_tensors, grad)
+        return lyapunov(ctx.saved_tensors[0], grad)
 
     @staticmethod
     def jvp(ctx: Any, dS: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return lyapunov(*ctx.saved_tensors, dS)
+        return lyapunov(ctx.saved_tensors[0], dS)
 
 
 class _Lyapunov(Function):
