@@ -89,8 +89,7 @@ def distance_uncertainty(
     """
     check_options(least=2, num_samples=num_samples)
     a, b = (z.detach() for z in broadcast(*codes_for(metric, a, b)))
-    shape = a.shape
-    roots = [_root(cov, shape, a) for cov in (cov_a, cov_b)]
+    roots = [_root(cov, a) for cov in (cov_a, cov_b)]
     if method == "delta":
         return _delta(metric, a, b, roots, solver)
     if method == "samples":
@@ -98,11 +97,11 @@ def distance_uncertainty(
     raise ValueError(f'method must be "delta" or "samples", not {method!r}.')
 
 
-def _root(cov: Tensor | None, shape: torch.Size, like: Tensor) -> Tensor | None:
+def _root(cov: Tensor | None, like: Tensor) -> Tensor | None:
     """A factor R of the covariance R Rᵀ, of shape ``(*batch, d, d)``."""
     if cov is None:
         return None
-    cov, d = as_codes(cov, like), shape[-1]
+    cov, shape, d = as_codes(cov, like), like.shape, like.shape[-1]
     if cov.ndim == len(shape) + 1 or (cov.shape == (d, d) and torch.equal(cov, cov.mT)):
         factor, info = torch.linalg.cholesky_ex(cov)
         if (info != 0).any():

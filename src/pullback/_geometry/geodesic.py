@@ -148,8 +148,8 @@ def geodesic(
     curve = PiecewiseCubic.mixed(best.nodes.reshape(*batch, *best.nodes.shape[1:]), straight)
     names = ("energy", "length", "error", "status", "strict", "num_steps", "num_segments")
     values: dict[str, Any] = {name: getattr(best, name).reshape(batch) for name in names}
-    work: dict[str, Any] = {"num_calls": best.num_calls, "num_decoded": best.num_decoded}
-    return Geodesic(curve=curve, leaves_support=leaves, **values, **work)
+    values |= {"num_calls": best.num_calls, "num_decoded": best.num_decoded}
+    return Geodesic(curve=curve, leaves_support=leaves, **values)
 
 
 def solver_or_default(solver: Solver | None) -> Solver:
@@ -187,7 +187,7 @@ def _start_nodes(metric: Metric, a: Tensor, b: Tensor, init: Start) -> Tensor:
         raise ValueError(
             f"init is a graph, a curve, or points of shape (*batch, n, d) with n >= 2; got {tuple(points.shape)}."
         )
-    nodes = points.detach().expand(*points.shape[:-2], *points.shape[-2:]).reshape(-1, *points.shape[-2:])
+    nodes = points.detach().reshape(-1, *points.shape[-2:])
     if nodes.shape[0] not in (1, a.shape[0]) or nodes.shape[-1] != a.shape[-1]:
         raise ValueError(
             f"init has shape {tuple(points.shape)}; it must be (*batch, n, d) with the pairs' batch and dimension."

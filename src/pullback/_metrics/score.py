@@ -10,8 +10,7 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, Independent
 
 from pullback._autodiff.derivatives import pushforward
-from pullback._decoders.contract import Decoder, DecoderError, check_finite, observe, observed, unvalidated
-from pullback._decoders.probe import route
+from pullback._decoders.contract import Decoder, DecoderError, check_finite, observe, unvalidated
 from pullback._families.product import Product
 from pullback._families.score import fixed_noise, unbiased_weight
 from pullback._metrics.base import Metric, per_code
@@ -80,8 +79,7 @@ class ScoreMetric(Metric):
         def log_probs(z: Tensor) -> tuple[Tensor]:
             return (_feature_log_probs(self._decoded(z), x, 2),)
 
-        forward = route(observed(self.decoder), codes).forward
-        (values,), (scores,) = pushforward(log_probs, codes, forward=forward)
+        (values,), (scores,) = pushforward(log_probs, codes, forward=self.has_forward_mode(codes))
         flat = (scores * unbiased_weight(values)).permute(2, 0, 1, 3).flatten(-2)
         return flat @ flat.mT / self.num_samples
 
