@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from pullback._decoders.support import Support
+from pullback._numerics.special import inverse_softplus
 from pullback._options import check_options
 from pullback._typing import Codes, Float
 
@@ -47,8 +48,8 @@ class RBFPrecision(nn.Module):
         self.support = support
         self.floor = 1 / ceiling
         overlap = self.bumps(support.centers).sum(-1).median()
-        self._bump_weights = nn.Parameter(_inverse_softplus((1 / overlap).repeat(len(support.offsets))))
-        self._feature_weights = nn.Parameter(_inverse_softplus(overlap.new_tensor(scale).repeat(num_features)))
+        self._bump_weights = nn.Parameter(inverse_softplus((1 / overlap).repeat(len(support.offsets))))
+        self._feature_weights = nn.Parameter(inverse_softplus(overlap.new_tensor(scale).repeat(num_features)))
 
     def bumps(self, z: Codes) -> Float[Tensor, "*batch k"]:
         """The radial basis functions, one for each center of the support."""
@@ -58,7 +59,3 @@ class RBFPrecision(nn.Module):
         """The standard deviations of the D features at ``z``."""
         precision = linear(self.bumps(z), softplus(self._bump_weights)[None]) + self.floor
         return softplus(self._feature_weights) / precision
-
-
-def _inverse_softplus(x: Tensor) -> Tensor:
-    return x + torch.log(-torch.expm1(-x))

@@ -19,6 +19,7 @@ from pullback._decoders.contract import Decoder, decode
 from pullback._decoders.support import Support
 from pullback._families.fading import unsqueezed
 from pullback._families.rules import blend, most_uncertain
+from pullback._numerics.special import inverse_softplus
 from pullback._typing import Float
 
 # Of the slider, as the paper has it (Arvanitidis et al. 2022; Detlefsen et al. 2019).
@@ -72,7 +73,8 @@ class Reweighted(nn.Module):
         self.support = support = support.matching(decoder)
         self.target = target
         self.smooth = smooth
-        self.register_buffer("beta", _automatic_beta(support) if beta is None else support.scale.new_tensor(beta))
+        width = torch.maximum(support.border, support.scale.square()) / _SHIFT
+        self.register_buffer("beta", inverse_softplus(width) if beta is None else support.scale.new_tensor(beta))
         z = support.centers[:1]
         self._faded(decode(decoder, z), z)  # a family without rules is refused here, not in the middle of a path
 
@@ -94,8 +96,3 @@ class Reweighted(nn.Module):
             )
         s = self.slider(z)
         return blend(p, q, unsqueezed(s, len(p.batch_shape) - s.ndim))
-
-
-def _automatic_beta(support: Support) -> Tensor:
-    width = torch.maximum(support.border, support.scale.square()) / _SHIFT
-    return torch.log(torch.expm1(width))

@@ -267,6 +267,11 @@ def digamma_excess(x: Tensor) -> Tensor:
     return torch.where(small, steps, 0) - (0.5 + horner(coefficients, far**-2) / far) / far
 
 
+def inverse_softplus(x: Tensor) -> Tensor:
+    r""":math:`\log(e^x - 1)` for x > 0."""
+    return x + torch.log(-torch.expm1(-x))
+
+
 # -- what divergences are made of --------------------------------------------------------------------------------------
 
 

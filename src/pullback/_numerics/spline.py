@@ -60,11 +60,9 @@ def hermite(p: Tensor, q: Tensor, u: Tensor, v: Tensor, x: Tensor, *, derivative
     quadratic, cubic = 3 * (q - p) - 2 * u - v, 2 * (p - q) + u + v
     if derivative:
         return u + x * (2 * quadratic + 3 * x * cubic)
-    return torch.where(x < 0.5, p + x * (u + x * (quadratic + x * cubic)), _from_right(p, q, u, v, 1 - x))
-
-
-def _from_right(p: Tensor, q: Tensor, u: Tensor, v: Tensor, y: Tensor) -> Tensor:
-    return q - y * (v - y * (3 * (p - q) + 2 * v + u - y * (2 * (p - q) + u + v)))
+    y = 1 - x
+    from_right = q - y * (v - y * (3 * (p - q) + 2 * v + u - y * cubic))
+    return torch.where(x < 0.5, p + x * (u + x * (quadratic + x * cubic)), from_right)
 
 
 def refine(nodes: Tensor, factor: int) -> Tensor:

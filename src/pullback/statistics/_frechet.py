@@ -133,7 +133,9 @@ def frechet_mean(
     if init_mean is None and len(some) > 2 * _FEW:
         few = torch.linspace(0, len(some) - 1, _FEW, device=some.device).long()
         mean = _approach(paths, some[few], share[few], mean.detach(), max_steps).centers[0]
-    found = _solve(paths, some, share, mean.detach(), rtol, max_steps)
+    found = _approach(paths, some, share, mean.detach(), max_steps, max(rtol, _NEAR))
+    found.refine(rtol, max_steps)
+    found.descend(rtol if found.residual <= rtol else _LAST * rtol, max_steps)
     logarithms, distances = torch.full_like(points, torch.nan), torch.full_like(points[:, 0], torch.nan)
     known = found.share > 0
     logs = torch.where(known[:, None], found.logarithms(some), torch.nan)
@@ -150,13 +152,6 @@ def frechet_mean(
         message=message,
         num_steps=found.num_steps,
     )
-
-
-def _solve(paths: Paths, points: Tensor, share: Tensor, mean: Tensor, rtol: float, max_steps: int) -> Balance:
-    found = _approach(paths, points, share, mean, max_steps, max(rtol, _NEAR))
-    found.refine(rtol, max_steps)
-    found.descend(rtol if found.residual <= rtol else _LAST * rtol, max_steps)
-    return found
 
 
 def _approach(

@@ -86,7 +86,11 @@ class GeodesicRegression(RegressorMixin, Estimator):
         codes = _columns(targets)
         x = x.to(codes)
         self.origin_ = like(x.mean(0), X)
-        found = self._minimize(x - x.mean(0), codes)
+        x, mean = x - x.mean(0), self._mean(codes)
+        first = torch.cat([mean.mean[None], torch.linalg.pinv(x) @ mean.logarithms.nan_to_num()])
+        # where the codes lie on a geodesic there is nothing to decrease
+        floor = self.tol * len(codes) * mean.variance
+        found = _gauss_newton(self._state(x, codes), first, self.tol, floor, self.max_iter)
         intercept, velocities = found.parameters[0], found.parameters[1:].mT
         one = targets.ndim == 1
         self.intercept_, self.coef_ = (like(part[0] if one else part, y) for part in (intercept, velocities))
@@ -129,13 +133,6 @@ class GeodesicRegression(RegressorMixin, Estimator):
     def _mean(self, codes: Tensor, share: Tensor | None = None) -> FrechetMean:
         metric = self._paths().metric
         return frechet_mean(metric, codes, share, solver=self.solver, init=self.init, rtol=self.rtol)
-
-    def _minimize(self, x: Tensor, codes: Tensor) -> _Fit:
-        mean = self._mean(codes)
-        first = torch.cat([mean.mean[None], torch.linalg.pinv(x) @ mean.logarithms.nan_to_num()])
-        # where the codes lie on a geodesic there is nothing to decrease
-        floor = self.tol * len(codes) * mean.variance
-        return _gauss_newton(self._state(x, codes), first, self.tol, floor, self.max_iter)
 
     def _state(self, x: Tensor, codes: Tensor) -> Callable[[Tensor], _Fit]:
         paths, spread = self._paths(), (codes - codes.mean(0)).square().sum(-1).mean().sqrt()

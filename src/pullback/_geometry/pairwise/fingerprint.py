@@ -82,7 +82,8 @@ def _parts(thing: Any) -> Iterable[Any]:
         matrix = sparse.csr_array(thing)
         return matrix.shape, matrix.indptr, matrix.indices, matrix.data
     if isinstance(thing, nn.Module):
-        return _module_parts(thing)
+        own = {k: v for k, v in vars(thing).items() if k not in _EVERY_MODULE and not _is_cache(thing, k)}
+        return repr(thing), dict(thing.state_dict()), dict(thing.named_children()), own
     if isinstance(thing, dict):
         return [part for key in sorted(thing, key=repr) for part in (key, thing[key])]
     if isinstance(thing, set | frozenset):
@@ -90,11 +91,6 @@ def _parts(thing: Any) -> Iterable[Any]:
     if isinstance(thing, list | tuple):
         return thing
     return _callable_parts(thing) if callable(thing) and not _has_fields(thing) else _field_parts(thing)
-
-
-def _module_parts(module: nn.Module) -> Iterable[Any]:
-    own = {k: v for k, v in vars(module).items() if k not in _EVERY_MODULE and not _is_cache(module, k)}
-    return repr(module), dict(module.state_dict()), dict(module.named_children()), own
 
 
 def _callable_parts(function: Any) -> Iterable[Any]:
