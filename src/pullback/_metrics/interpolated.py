@@ -83,9 +83,7 @@ class Grid:
     @property
     def counts(self) -> tuple[int, ...]:
         """Points along each axis."""
-        if isinstance(self.resolution, int):
-            return (self.resolution,) * len(self.low)
-        return tuple(self.resolution)
+        return (self.resolution,) * len(self.low) if isinstance(self.resolution, int) else tuple(self.resolution)
 
     @property
     def spacing(self) -> Float[Tensor, " d"]:

@@ -98,9 +98,8 @@ def pairwise_distances(
     check_options(block_size=block_size, batch_size=batch_size)
     _check(shard, out)
     Z, Y = (codes_for(metric, Z, a_set=True)[0], None) if Y is None else codes_for(metric, Z, Y, a_set=True)
-    kind = Z.device.type
     first, second = Z.detach(), (Z if Y is None else Y).detach()
-    size = default_block_size(max(len(first), len(second)), kind) if block_size is None else block_size
+    size = block_size or default_block_size(max(len(first), len(second)), Z.device.type)
     plan = MatrixPlan(len(first), len(second), size, symmetric=Y is None)
     job = Job(metric, first, second, plan, solver_or_default(solver), init, batch_size or default_batch_size(first))
     engine = Engine(n_jobs, client, devices and [str(device) for device in devices])

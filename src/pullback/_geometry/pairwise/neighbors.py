@@ -197,8 +197,7 @@ def _candidates(metric: Metric, queries: Tensor, codes: Tensor, k: int, num: int
     row, column = _unique(np.concatenate([row, near[0]]), np.concatenate([column, near[1]]), len(codes), own)
     lower = np.nan_to_num(_measured(partial(lower_bounds, metric), queries, codes, row, column))
     left_out = beyond if both.is_bound else np.full(len(queries), np.inf if num >= len(codes) - own else 0.0)
-    straight = _measured(partial(_straight_lengths, metric), queries, codes, row, column)
-    straight = np.nan_to_num(straight, nan=np.inf)
+    straight = np.nan_to_num(_measured(partial(_straight_lengths, metric), queries, codes, row, column), nan=np.inf)
     return _Candidates(row, column, lower, straight, left_out, len(queries), len(codes), own)
 
 
