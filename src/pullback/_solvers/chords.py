@@ -35,11 +35,10 @@ from pullback._metrics.frame import Frame
 from pullback._numerics.rows import beside, concatenate
 from pullback._solvers.objective import Expansion, NoEmbeddingError, Objective, Work
 
-# Bytes of decoded points held at a time: on a CPU what stays in its cache, or more where a point has few features and
-# calls cost more than points (benchmarks/geodesics.py, VAE and toy); on an accelerator a share of its memory, of which
-# convolutions take up to seven times as much for their inner layers (benchmarks/gpu_tasks.py).
-_CACHE_BYTES, _FEW_BYTES, _DEVICE_SHARE = 2**25, 2**27, 1 / 16
-_FEW_FEATURES = 64
+# Bytes of decoded points held at a time: on a CPU what stays in its cache (benchmarks/geodesics.py, VAE and toy); on an
+# accelerator a share of its memory, of which convolutions take up to seven times as much for their inner layers
+# (benchmarks/gpu_tasks.py).
+_CACHE_BYTES, _DEVICE_SHARE = 2**25, 1 / 16
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class ChordEnergy(Objective):
             dual = metric.embed(probe)
         num_features = nodes.shape[-1] ** 2 if dual is None else dual[0].shape[-1]
         num_parts = 0 if dual is None else 1 if dual[0] is dual[1] else 2
-        return cls(metric, num_parts, num_features, chunk_bytes or _chunk_bytes(nodes, num_features))
+        return cls(metric, num_parts, num_features, chunk_bytes or _chunk_bytes(nodes))
 
     @classmethod
     def checked(cls, metric: Metric, nodes: Tensor) -> ChordEnergy:
@@ -192,12 +191,10 @@ class ChordEnergy(Objective):
         return Expansion(energy, gradient[:, 1:-1], diagonal, -G[:, 1:-1], torch.zeros_like(diagonal))
 
 
-def _chunk_bytes(nodes: Tensor, num_features: int) -> int:
+def _chunk_bytes(nodes: Tensor) -> int:
     if nodes.device.type == "cuda":
         return int(_DEVICE_SHARE * torch.cuda.get_device_properties(nodes.device).total_memory)
-    if nodes.device.type != "cpu":
-        return _FEW_BYTES
-    return _CACHE_BYTES if num_features > _FEW_FEATURES else _FEW_BYTES
+    return _CACHE_BYTES
 
 
 def total_energy(chords: Tensor) -> Tensor:
