@@ -151,7 +151,9 @@ def assemble(done: list[Paths], chords: ChordEnergy) -> Solution:
     straight = ~paths.is_spline & torch.isfinite(paths.energy)
     paths = moved_to(paths, paths.points.device)
     num_segments = beside(torch.cat(levels)[order], paths.points)
-    rounding = chords.rounding(Polyline(paths.points).resample(FINE_SEGMENTS // 2**3 + 1), num_segments)
+    # other paths are long, or measured by the metric tensor
+    few = Polyline(paths.points).resample(FINE_SEGMENTS // 2**3 + 1)
+    rounding = chords.rounding(few, num_segments) * paths.is_spline
     return Solution(
         nodes=paths.points,
         energy=paths.energy,
