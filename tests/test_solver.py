@@ -329,7 +329,7 @@ def test_the_rounding_of_pairs_is_known():
     exact = ((step_mu**2 + 2 * step_sigma**2) / (sigma[1:] * sigma[:-1])).sqrt().sum()
     off = (chords.chords(nodes)[0].clamp_min(0).sqrt().sum() / exact - 1).abs()
     assert off > 1e-8
-    known = chords.rounding(nodes, torch.tensor([32]))
+    known = chords.cancellation(nodes, torch.tensor([32]))
     assert off < 3 * known
     assert (known < 1e-4).all()
 

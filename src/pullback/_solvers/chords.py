@@ -121,27 +121,28 @@ class ChordEnergy(Objective):
             )
         return dual[: self.num_parts]
 
-    def rounding(self, nodes: Tensor, num_segments: Tensor) -> Tensor:
-        """The relative error of lengths ``(B,)`` through the rounding of decoded points, for paths of so many segments;
-        ``nodes`` are a few on each."""
-        if self.num_parts == 0:
+    def noise(self, nodes: Tensor) -> Tensor:
+        """The rounding of decoded points, of which a Euclidean embedding is made, in units of length, ``(B,)``."""
+        if self.num_parts != 1:
+            return torch.zeros_like(nodes[:, 0, 0])
+        return torch.finfo(nodes.dtype).eps * self.parts(nodes, nodes)[0].norm(dim=-1).amax(-1)
+
+    def cancellation(self, nodes: Tensor, num_segments: Tensor) -> Tensor:
+        """The relative error of lengths ``(B,)`` through the products of a pair, which cancel far from the origin, for
+        paths of so many segments; ``nodes`` are a few on each."""
+        if self.num_parts < 2:
             return torch.zeros_like(nodes[:, 0, 0])
         size = self.chunk_size(nodes, 4)
-        chunks = zip(nodes.split(size), beside(num_segments, nodes).split(size), strict=True)
-        return torch.cat([self._rounding(*chunk) for chunk in chunks]).nan_to_num(0.0)
+        parts = torch.cat([self._cancellation(chunk) for chunk in nodes.split(size)])
+        return (num_segments / (nodes.shape[1] - 1) * parts).nan_to_num(0.0)
 
-    def _rounding(self, nodes: Tensor, num_segments: Tensor) -> Tensor:
-        parts, eps = self.parts(nodes, nodes[:, :1]), torch.finfo(nodes.dtype).eps
-        steps = [x.diff(dim=1) for x in parts]
-        lengths = squared(steps).clamp_min(torch.finfo(nodes.dtype).tiny).sqrt()
-        if len(parts) == 1:
-            # along the path errors cancel but for those of its ends; across it they lengthen each of the four chords
-            # that a segment is measured in
-            share = eps * parts[0].norm(dim=-1).amax(-1) / lengths.sum(-1)
-            return share + 0.5 * (4 * num_segments * share).square()
+    def _cancellation(self, nodes: Tensor) -> Tensor:
+        parts = self.parts(nodes, nodes[:, :1])
         sizes = [torch.maximum(x[:, 1:].abs(), x[:, :-1].abs()) for x in parts]
+        steps = [x.diff(dim=1) for x in parts]
         noise = (sizes[0] * steps[1].abs() + sizes[1] * steps[0].abs()).norm(dim=-1)
-        return num_segments / lengths.shape[1] * eps * (noise / (2 * lengths)).sum(-1) / lengths.sum(-1)
+        lengths = squared(steps).clamp_min(torch.finfo(nodes.dtype).tiny).sqrt()
+        return torch.finfo(nodes.dtype).eps * (noise / (2 * lengths)).sum(-1) / lengths.sum(-1)
 
     def frame(self, z: Tensor, origin: Tensor) -> Frame:
         """The embedding at ``z (B, n, d)`` with its derivatives; `origin` only matters to pairs."""

@@ -37,6 +37,7 @@ class Paths:
     damping: Tensor
     energy: Tensor
     length: Tensor
+    noise: Tensor  # rounding of the length
     error: Tensor  # of the length; NaN before the first level
     status: Tensor
     strict: Tensor
@@ -55,7 +56,7 @@ class Paths:
             nodes=nodes,
             points=nodes,
             damping=torch.full_like(unknown, START_DAMPING),
-            **{name: unknown.clone() for name in ("energy", "length", "error")},
+            **{name: unknown.clone() for name in ("energy", "length", "noise", "error")},
             **dict.fromkeys(("is_spline", "strict", "was_walled", "settled", "certified"), off),
             status=torch.full_like(index, Status.UNRESOLVED),
             num_steps=torch.zeros_like(index),
@@ -151,9 +152,11 @@ def assemble(done: list[Paths], chords: ChordEnergy) -> Solution:
     straight = ~paths.is_spline & torch.isfinite(paths.energy)
     paths = moved_to(paths, paths.points.device)
     num_segments = beside(torch.cat(levels)[order], paths.points)
-    # other paths are long, or measured by the metric tensor
     few = Polyline(paths.points).resample(FINE_SEGMENTS // 2**3 + 1)
-    rounding = chords.rounding(few, num_segments) * paths.is_spline
+    # along a path errors cancel but for those of its ends; across it they lengthen each of the four chords that a
+    # segment of a spline is measured in
+    share = (paths.noise / paths.length).nan_to_num(0.0) * paths.is_spline
+    rounding = torch.maximum(share + 0.5 * (4 * num_segments * share) ** 2, chords.cancellation(few, num_segments))
     return Solution(
         nodes=paths.points,
         energy=paths.energy,

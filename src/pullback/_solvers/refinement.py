@@ -80,7 +80,8 @@ class Refinement:
         start = Polyline(nodes).resample(num_segments + 1)
         chords = self.chords.chords(start, num_segments // plan.min_segments)
         *energies, length = torch.stack([*map(total_energy, chords), total_length(chords[-1])]).cpu()
-        paths = replace(Paths.start(start), energy=energies[-1], length=length)
+        noise = self.chords.noise(nodes[:, [0, -1]]).cpu()
+        paths = replace(Paths.start(start), energy=energies[-1], length=length, noise=noise)
         ready = self._at_once(paths, nodes[:, [0, -1]])
 
         blind = torch.stack(energies[:-1]) < paths.energy / _BLIND
@@ -104,7 +105,7 @@ class Refinement:
             known = torch.isfinite(self.chords.chords(ends)[0][:, 0]).cpu()
             paths.status[~finite] = Status.NOT_FINITE
             paths.status[~known] = Status.BAD_END_POINT
-        near = finite & (nearly_equal(*ends.cpu().unbind(1)) | (paths.length <= self._rounding(ends)))
+        near = finite & (nearly_equal(*ends.cpu().unbind(1)) | (paths.length <= _ROUNDING * paths.noise))
         if near.any():
             some = ends[beside(near.nonzero()[:, 0], ends)]
             step, places = some[:, 1] - some[:, 0], (some[:, 0], some.mean(1), some[:, 1])
@@ -115,13 +116,6 @@ class Refinement:
             paths.error[near] = (bend + torch.finfo(ends.dtype).eps ** 0.5).nan_to_num(0.0) * (length > 0)
             paths.status[near] = Status.CONVERGED
         return ~finite | near
-
-    def _rounding(self, ends: Tensor) -> Tensor:
-        """Lengths of paths below which the rounding of decoded points spoils their chords."""
-        if self.chords.num_parts != 1:
-            return torch.zeros(len(ends), dtype=ends.dtype)
-        size = self.chords.parts(ends, ends)[0].norm(dim=-1).amax(-1).cpu()
-        return _ROUNDING * torch.finfo(ends.dtype).eps * size
 
     def _chord_level(self, paths: Paths) -> LevelResult:
         """Solves one level of chords; returns the curves that are finished, and the others by the level they go to."""
