@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from pullback._autodiff.rewrites import Rewritten
 from pullback._curves.curve import Polyline
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric
@@ -50,6 +51,7 @@ class ChordEnergy(Objective):
         num_parts: distinct maps in the metric's embedding: 1 if it is Euclidean, 2 if it is a dual pair, 0 if there is
             none.
         num_features: entries of one of these maps.
+        num_codes: latent dimensions.
         chunk_bytes: memory for decoded points.
         work: counts of what was decoded.
     """
@@ -57,6 +59,7 @@ class ChordEnergy(Objective):
     metric: Metric
     num_parts: int
     num_features: int
+    num_codes: int
     chunk_bytes: int
     work: Work = field(default_factory=Work)
 
@@ -68,7 +71,7 @@ class ChordEnergy(Objective):
             dual = metric.embed(probe)
         num_features = nodes.shape[-1] ** 2 if dual is None else dual[0].shape[-1]
         num_parts = 0 if dual is None else 1 if dual[0] is dual[1] else 2
-        return cls(metric, num_parts, num_features, chunk_bytes or _chunk_bytes(nodes))
+        return cls(metric, num_parts, num_features, nodes.shape[-1], chunk_bytes or _chunk_bytes(nodes))
 
     @classmethod
     def checked(cls, metric: Metric, nodes: Tensor) -> ChordEnergy:
@@ -84,6 +87,25 @@ class ChordEnergy(Objective):
     @property
     def has_hessian(self) -> bool:
         return self.num_parts > 0
+
+    @property
+    def has_slopes(self) -> bool:
+        # three decoded points against one and a tangent for each latent dimension, and less than half of that
+        return 1 + self.num_codes > 2 * 3
+
+    def slopes(self, nodes: Tensor, constants: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        size = self.chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
+        energies, gradients = zip(*map(self._slopes, nodes.split(size)), strict=True)
+        return torch.cat(energies), torch.cat(gradients)
+
+    def _slopes(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """In reverse mode, which costs as much as two more decoded points for each."""
+        self.work.add(2 * nodes.shape[0] * nodes.shape[1])
+        with torch.inference_mode(False), torch.enable_grad(), Rewritten():
+            free = nodes.detach().clone().requires_grad_()
+            energy = total_energy(self._chords(free, [1])[0])
+            (gradient,) = torch.autograd.grad(energy.sum(), free)
+        return energy.detach(), gradient[:, 1:-1]
 
     def width(self, nodes: Tensor) -> int:
         """Numbers that a decoded point and its derivatives in the codes are."""
@@ -152,7 +174,7 @@ class ChordEnergy(Objective):
         self.work.add(nodes.shape[0] * nodes.shape[1])
         if self.num_parts == 0:
             return [self.metric.ds2(nodes[:, :-1:k], nodes[:, k::k]) for k in strides]
-        parts = self.parts(nodes, nodes[:, :1])
+        parts = self.parts(nodes, nodes[:, :1].detach())
         return [squared([x[:, k::k] - x[:, :-1:k] for x in parts]) for k in strides]
 
     def _expand(self, nodes: Tensor, exact: Tensor) -> Expansion:

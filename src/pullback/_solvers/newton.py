@@ -10,6 +10,10 @@ again.
 The damping matrix D is the diagonal of H over T², so that λ = 1 balances the smoothest deformations of a curve at every
 resolution. A share of its mean keeps directions the decoder ignores from running away.
 
+With many latent dimensions an expansion costs many times as much as a gradient, which takes no tangents. There the
+matrix of a step is kept for the next ones, corrected by what each step changed of the gradient (L-BFGS, Nocedal 1980,
+*Updating quasi-Newton matrices with limited storage*), as long as that converges fast.
+
 A curve has converged when the decrease of the energy still to come is below its `rtol` of the energy. It is estimated
 from the last two predicted decreases, as the rest of a geometric series, or from the mean of the last actual ones. It
 then leaves the batch.
@@ -40,6 +44,9 @@ EXACT_BELOW, EXACT_ABOVE = 1e-3, 0.4
 # Where the predicted decrease falls faster than by this factor from step to step, second derivatives are kept: a step
 # then costs a quarter (logarithms of the VAE with d = 8).
 _FAST = 0.1
+# Where gradients cost a fraction of expansions, a Hessian is kept while the predicted decrease falls by this factor per
+# step, and is corrected by so many steps (benchmarks/latent.py, d = 8 to 32).
+_HELD, _MEMORY = 0.5, 4
 # Share of the Gauss-Newton matrix that an exact Hessian must exceed for its certificate to hold on finer levels: else
 # Gauss-Newton forecasts too little of what is left, and a minimum may become a saddle (claims on VAEs with d = 2).
 _FIRM = 0.25
@@ -78,6 +85,8 @@ class Descent:
     indefinite: Tensor  # whether the exact Hessian was not positive definite here
     certified: Tensor  # whether it was positive definite near a minimum, or nothing lower was found along it
     firm: Tensor  # whether that holds for finer levels too
+    moves: Tensor  # (B, m, n, k): the last steps since the Hessian is kept
+    turns: Tensor  # (B, m, n, k): what they changed of the gradient
     left: Tensor  # whether the curve left a saddle on its way
     hit_domain_edge: Tensor  # whether a step met a decoder that is not finite, and none has been taken freely since
     status: Tensor
@@ -89,13 +98,18 @@ class Descent:
         return self.exact & ~self.indefinite
 
     @classmethod
-    def start(cls, nodes: Tensor, constants: Tensor, damping: Tensor, rtol: Tensor, certified: Tensor) -> Descent:
+    def start(
+        cls, nodes: Tensor, constants: Tensor, damping: Tensor, rtol: Tensor, certified: Tensor, memory: int
+    ) -> Descent:
         batch = torch.arange(nodes.shape[0])
         unknown, off = torch.full_like(damping, torch.inf), torch.zeros_like(batch, dtype=torch.bool)
+        nothing = nodes.new_zeros(len(nodes), memory, nodes.shape[1] - 2, nodes.shape[2])
         return cls(
             index=batch,
             nodes=nodes,
             constants=constants,
+            moves=nothing,
+            turns=nothing,
             rtol=rtol,
             damping=damping,
             **dict.fromkeys(("energy", "predicted", "progress"), unknown),
@@ -112,18 +126,29 @@ class Descent:
 class Trial:
     """Where a step leads; one entry per curve in every field but the last.
 
-    A trial is expanded at once: most are accepted, and then the next step needs it.
+    A trial is expanded at once: most are accepted, and then the next step needs it. Where the Hessian is held only the
+    gradient is taken, which for many latent dimensions costs a fraction.
     """
 
     nodes: Tensor
     predicted: Tensor  # by how much less energy
     near: Tensor  # whether the exact Hessian is wanted there
+    held: Tensor  # whether the Hessian is kept
+    gradient: Tensor  # where it is
     energy: Tensor
     accepted: Tensor
-    expansions: list[tuple[Tensor, Expansion]]  # of some curves, by their rows; later ones replace earlier ones
+    expansions: list[tuple[Tensor, Expansion]]  # of other curves, by their rows; later ones replace earlier ones
 
     def expand(self, objective: Objective, curves: Descent, rows: Tensor) -> None:
-        """Adds the expansions of some curves."""
+        """Adds the expansions of some curves, or only their gradients."""
+        if len(held := rows[self.held[rows]]):
+            at = beside(held, self.nodes)
+            energy, gradient = objective.slopes(self.nodes[at], curves.constants[at])
+            self.energy = self.energy.index_copy(0, held, energy.cpu())
+            self.gradient = self.gradient.index_copy(0, at, gradient)
+            rows = rows[~self.held[rows]]
+            if not len(rows):
+                return
         at = slice(None) if len(rows) == len(self.near) else beside(rows, self.nodes)
         ahead = _expansion(objective, self.nodes[at], self.near[rows], curves.constants[at])
         self.energy = self.energy.index_copy(0, rows, ahead.energy)
@@ -131,6 +156,10 @@ class Trial:
 
     def moved(self, model: Expansion, kept: Tensor) -> Expansion:
         """The expansion after the step, where it was accepted; some curves have `kept` their second derivatives."""
+        if len(held := (self.accepted & self.held).nonzero()[:, 0]):
+            model.energy[held] = self.energy[held]
+            held = beside(held, self.nodes)
+            model.gradient[held] = self.gradient[held]
         for rows, ahead in self.expansions:
             chosen = self.accepted[rows]
             if (same := kept[rows]).any():
@@ -173,7 +202,8 @@ class Minimizer:
         constants = nodes.new_empty(len(nodes), 0) if constants is None else constants
         every = torch.ones(len(nodes), dtype=torch.bool)
         certified = every if certified is None or not objective.has_hessian else certified.cpu()
-        curves = Descent.start(nodes, constants, damping.cpu(), rtol.cpu(), certified)
+        memory = _MEMORY if objective.has_slopes and not self.always_exact else 0
+        curves = Descent.start(nodes, constants, damping.cpu(), rtol.cpu(), certified, memory)
         curves.firm = every & (not objective.has_hessian)
         curves.exact = every & (self.always_exact and objective.has_hessian)
         model = _expansion(objective, nodes, curves.exact, constants)
@@ -198,12 +228,14 @@ class Minimizer:
         nodes, predicted, positive = _proposed(curves, model)
         noise = NOISE * torch.finfo(predicted.dtype).eps * model.energy
         flat = positive & (predicted <= noise)
-        near, last, remaining = self._forecast(curves, model, predicted, positive, flat)
+        near, held, last, remaining = self._forecast(curves, model, predicted, positive, flat)
         leaving = (last | flat) & curves.indefinite & ~curves.certified
         if leaving.any():
             _leave(objective, curves, model, leaving, nodes, predicted)
         flat, last = flat & ~leaving, last & ~leaving
-        trial = _tried(objective, curves, nodes, predicted, near & objective.has_hessian, last)
+        near, held = near & objective.has_hessian, held & ~leaving
+        trial = Trial(nodes, predicted, near, held, model.gradient, curves.energy, torch.zeros_like(last), [])
+        _try(objective, curves, trial, last)
         gain = (model.energy - trial.energy) / predicted
         lower = torch.where(flat, trial.energy <= model.energy + noise, gain > _LEAST_GAIN)
         trial.accepted = positive & lower
@@ -213,20 +245,14 @@ class Minimizer:
             _shorten(objective, curves, trial, short.nonzero()[:, 0])
             last = last & ~short
         accepted, decrease = trial.accepted, model.energy - trial.energy
-        kept = curves.uses_hessian & ~trial.near & self.always_exact
+        kept = (curves.uses_hessian & ~trial.near & self.always_exact) | trial.held
         # steps cut short where the decoder ends look like the last ones of a descent
         curves.hit_domain_edge = (curves.hit_domain_edge | outside) & ~(accepted & (curves.damping <= 1.0))
-        ending = last | flat
-        proven = ending & curves.uses_hessian
-        curves.certified = curves.certified | proven | (leaving & ~accepted)
-        if proven.any() and not self.always_exact:
-            curves.firm = curves.firm | _is_firm(model, proven)
-        settled = flat & curves.certified
-        if self.always_exact:
-            settled = settled & (curves.damping <= _SLIGHT_DAMPING**2)
-        converged = settled | (accepted & last)
-        left = torch.where(ending, remaining, _TO_COME * trial.predicted)
+        curves.certified = curves.certified | (leaving & ~accepted)
+        converged = self._converged(curves, model, flat, last, accepted)
+        left = torch.where(last | flat, remaining, _TO_COME * trial.predicted)
         curves.remaining = torch.where(accepted | flat, left, curves.remaining)
+        _remember(curves, model, trial)
         model = trial.moved(model, kept)
         _move(curves, trial, decrease, kept)
         _adapt(curves, accepted, gain.masked_fill(flat, 1.0), short, outside)
@@ -235,11 +261,22 @@ class Minimizer:
         stalled = (curves.growth > 4.0 * 2**_PATIENCE) & ~converged
         return _retire(done, curves, model, converged | stalled, _status(curves, model, converged, stalled))
 
+    def _converged(self, curves: Descent, model: Expansion, flat: Tensor, last: Tensor, accepted: Tensor) -> Tensor:
+        """Which curves have converged, with a certificate of those that step with the exact Hessian."""
+        proven = (last | flat) & curves.uses_hessian
+        curves.certified = curves.certified | proven
+        if proven.any() and not self.always_exact:
+            curves.firm = curves.firm | _is_firm(model, proven)
+        settled = flat & curves.certified
+        if self.always_exact:
+            settled = settled & (curves.damping <= _SLIGHT_DAMPING**2)
+        return settled | (accepted & last)
+
     def _forecast(
         self, curves: Descent, model: Expansion, predicted: Tensor, positive: Tensor, flat: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Which curves want the exact Hessian next, which take their last step, and the decrease still to come after
-        it."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Which curves want the exact Hessian next, which may keep the one they have, which take their last step, and
+        the decrease still to come after it."""
         first, enough = curves.predicted == torch.inf, curves.rtol * model.energy
         # nothing after nothing is no decrease
         rate = (predicted / curves.predicted).nan_to_num_(0.0).clamp_max_(1.0).masked_fill_(first, 1.0)
@@ -253,10 +290,14 @@ class Minimizer:
         last = positive & (regular | crawling)
         unsure = (last | flat) & ~curves.certified & ~curves.exact
         close = predicted < EXACT_BELOW * model.energy
-        near = unsure | (~first & (rate > EXACT_ABOVE) & close & ~curves.indefinite)
+        slow = ~first & (rate > EXACT_ABOVE)
+        keeps = curves.moves.shape[1] > 0
+        # a new Hessian is tried out before it is replaced, where it may be kept
+        near = unsure | (slow & close & ~curves.indefinite & (~curves.exact | curves.stale | (not keeps)))
+        held = positive & ~near & ((rate <= _HELD) | ~curves.stale) & keeps
         if self.always_exact:
             near = near | ~((first | (rate <= _FAST)) & close & curves.uses_hessian)
-        return positive & near, last & ~unsure, torch.where(crawling & ~regular, to_come, remaining)
+        return positive & near, held, last & ~unsure, torch.where(crawling & ~regular, to_come, remaining)
 
 
 def _expansion(objective: Objective, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:
@@ -276,20 +317,16 @@ def _leave(
     predicted[leaving] = torch.where(decrease > 0, decrease, torch.inf)
 
 
-def _tried(
-    objective: Objective, curves: Descent, nodes: Tensor, predicted: Tensor, near: Tensor, last: Tensor
-) -> Trial:
-    """The trial with its expansions; only its energy, which costs a fraction, where the step is the `last`."""
-    trial = Trial(nodes, predicted, near, curves.energy, torch.zeros_like(last), [])
+def _try(objective: Objective, curves: Descent, trial: Trial, last: Tensor) -> None:
+    """Expands a trial; where the step is the `last` only the energy is taken, which costs a fraction."""
     rows = last.nonzero()[:, 0]
-    at = beside(rows, nodes)
+    at = beside(rows, trial.nodes)
     # asked for before anything waits
-    energies = objective.energy(nodes[at], curves.constants[at]) if len(rows) else None
+    energies = objective.energy(trial.nodes[at], curves.constants[at]) if len(rows) else None
     if len(rows) < len(last):
         trial.expand(objective, curves, (~last).nonzero()[:, 0])
     if energies is not None:
         trial.energy = trial.energy.index_copy(0, rows, energies.cpu())
-    return trial
 
 
 def _shorten(objective: Objective, curves: Descent, trial: Trial, rows: Tensor) -> None:
@@ -325,12 +362,13 @@ def _proposed(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor
     full = hessian
     if uses.any():
         full = hessian + torch.where(beside(uses, hessian)[:, None, None, None], model.curvature, 0.0)
-    step, predicted = _solve(full, model.upper, model.gradient, damped, d)
+    memory = curves.moves, curves.turns
+    step, predicted = _solve(full, model.upper, model.gradient, damped, d, memory)
     saddle = uses & predicted.isnan()
     if saddle.any():
         rows = beside(saddle.nonzero()[:, 0], step)
         some = hessian[rows], model.upper[rows], model.gradient[rows], damped[rows]
-        step[rows], predicted[saddle] = _solve(*some, d)
+        step[rows], predicted[saddle] = _solve(*some, d, (memory[0][rows], memory[1][rows]))
         curves.indefinite = curves.indefinite | saddle
     positive = predicted.abs() < torch.inf
     if not positive.all():
@@ -348,18 +386,50 @@ def _is_firm(model: Expansion, rows: Tensor) -> Tensor:
     return torch.zeros_like(rows).masked_scatter(rows, positive.cpu())
 
 
-def _solve(diagonal: Tensor, upper: Tensor, gradient: Tensor, damped: Tensor, d: int) -> tuple[Tensor, Tensor]:
+def _solve(
+    diagonal: Tensor, upper: Tensor, gradient: Tensor, damped: Tensor, d: int, memory: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
     """Damped steps, and the decrease predicted for them: NaN where the Hessian is not positive definite. Blocks of
-    several nodes share the last of them."""
-    step, positive = solve_tridiagonal(diagonal, upper, -gradient, d)
-    predicted = 0.5 * ((damped * step - gradient) * step).sum((1, 2))
+    several nodes share the last of them.
+
+    A Hessian that is kept is corrected by the last steps: the two loops of L-BFGS.
+    """
+    moves, turns = (x.unbind(1) for x in memory)
+    weights = [(1 / _dot(s, y)).nan_to_num(0.0, 0.0, 0.0).clamp_min(0) for s, y in zip(moves, turns, strict=True)]
+    force, shares = -gradient, []
+    for s, y, w in zip(moves, turns, weights, strict=True):
+        shares.append(w * _dot(s, force))
+        force = force - shares[-1] * y
+    step, positive = solve_tridiagonal(diagonal, upper, force, d)
+    damping = damped * step
+    for s, y, w, share in reversed(list(zip(moves, turns, weights, shares, strict=True))):
+        step = step + (share - w * _dot(y, step)) * s
+    predicted = 0.5 * _dot(damping - gradient, step)[:, 0, 0]
     return step, torch.where(positive, predicted, torch.nan).cpu()
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """The products of vectors of each curve, ``(B, 1, 1)``."""
+    return (x * y).sum((1, 2), keepdim=True)
 
 
 def damping_scale(blocks: Tensor, d: int) -> Tensor:
     """The diagonal D of the damping, ``(B, n, k)``, times T²."""
     scale = blocks.diagonal(dim1=-2, dim2=-1).abs().unflatten(-1, (-1, d))
     return torch.add(scale, scale.mean(-1, keepdim=True), alpha=_EVEN_DAMPING).flatten(2)
+
+
+def _remember(curves: Descent, model: Expansion, trial: Trial) -> None:
+    """Writes down the steps that were taken with a Hessian that is kept; forgets them where it is new."""
+    if not curves.moves.shape[1]:
+        return
+    held, new = (beside(trial.accepted & x, trial.nodes)[:, None, None, None] for x in (trial.held, ~trial.held))
+    move, turn = (trial.nodes - curves.nodes)[:, 1:-1], trial.gradient - model.gradient
+
+    def after(old: Tensor, last: Tensor) -> Tensor:
+        return torch.where(held, torch.cat([last[:, None], old[:, :-1]], 1), old).masked_fill(new, 0.0)
+
+    curves.moves, curves.turns = after(curves.moves, move), after(curves.turns, turn)
 
 
 def _move(curves: Descent, trial: Trial, decrease: Tensor, kept: Tensor) -> None:
@@ -373,7 +443,7 @@ def _move(curves: Descent, trial: Trial, decrease: Tensor, kept: Tensor) -> None
     mean = torch.where(curves.progress == torch.inf, decrease, torch.lerp(curves.progress, decrease, 0.3))
     curves.nodes, curves.progress = chosen(trial.nodes, curves.nodes), chosen(mean, curves.progress)
     curves.energy, curves.predicted = chosen(trial.energy, curves.energy), chosen(trial.predicted, curves.predicted)
-    curves.exact, curves.stale = chosen(trial.near | kept, curves.exact), chosen(kept, curves.stale)
+    curves.exact, curves.stale = chosen(trial.near | (kept & curves.exact), curves.exact), chosen(kept, curves.stale)
     curves.num_steps = curves.num_steps + 1
 
 

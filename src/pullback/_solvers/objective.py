@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 # Rounding of an energy, in units of the last place times the energy.
@@ -49,6 +50,16 @@ class Objective(abc.ABC):
     @abc.abstractmethod
     def has_hessian(self) -> bool:
         """Whether expansions can be exact."""
+
+    @property
+    def has_slopes(self) -> bool:
+        """Whether gradients alone cost much less than expansions."""
+        return False
+
+    def slopes(self, nodes: Tensor, constants: Tensor) -> tuple[Tensor, Tensor]:
+        """The energies and their gradients, as in an expansion."""
+        found = self.expand(nodes, torch.zeros(len(nodes), dtype=torch.bool), constants)
+        return found.energy, found.gradient
 
     @abc.abstractmethod
     def energy(self, nodes: Tensor, constants: Tensor) -> Tensor:
