@@ -51,7 +51,8 @@ class ChordEnergy(Objective):
         num_parts: distinct maps in the metric's embedding: 1 if it is Euclidean, 2 if it is a dual pair, 0 if there is
             none.
         num_features: entries of one of these maps.
-        num_codes: latent dimensions.
+        cheap_slopes: whether gradients cost less than half an expansion: three decoded points against one and a tangent
+            for each latent dimension. An accelerator waits for calls, and not for points.
         chunk_bytes: memory for decoded points.
         work: counts of what was decoded.
     """
@@ -59,7 +60,7 @@ class ChordEnergy(Objective):
     metric: Metric
     num_parts: int
     num_features: int
-    num_codes: int
+    cheap_slopes: bool
     chunk_bytes: int
     work: Work = field(default_factory=Work)
 
@@ -71,7 +72,8 @@ class ChordEnergy(Objective):
             dual = metric.embed(probe)
         num_features = nodes.shape[-1] ** 2 if dual is None else dual[0].shape[-1]
         num_parts = 0 if dual is None else 1 if dual[0] is dual[1] else 2
-        return cls(metric, num_parts, num_features, nodes.shape[-1], chunk_bytes or _chunk_bytes(nodes))
+        cheap_slopes = nodes.device.type == "cpu" and 1 + nodes.shape[-1] > 2 * 3
+        return cls(metric, num_parts, num_features, cheap_slopes, chunk_bytes or _chunk_bytes(nodes))
 
     @classmethod
     def checked(cls, metric: Metric, nodes: Tensor) -> ChordEnergy:
@@ -90,8 +92,7 @@ class ChordEnergy(Objective):
 
     @property
     def has_slopes(self) -> bool:
-        # three decoded points against one and a tangent for each latent dimension, and less than half of that
-        return 1 + self.num_codes > 2 * 3
+        return self.cheap_slopes
 
     def slopes(self, nodes: Tensor, constants: Tensor | None = None) -> tuple[Tensor, Tensor]:
         size = self.chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
