@@ -3,6 +3,7 @@ level."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,7 +17,7 @@ from problems import PROBLEMS
 from pullback._numerics.tridiagonal import _solve_blocks, _unrolled_solve, solve_tridiagonal
 from pullback._solvers.base import Status
 from pullback._solvers.chords import ChordEnergy
-from pullback._solvers.newton import Minimizer
+from pullback._solvers.newton import Minimizer, _solve
 from pullback._solvers.pieces import PieceEnergy
 
 DOUBLE = torch.float64
@@ -158,6 +159,16 @@ def test_exact_expansion_is_the_whole_second_order(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_alone_are_those_of_the_expansion(family):
+    nodes = bent(B=3)
+    discrete = ChordEnergy.of(pb.FisherRaoMetric(FAMILIES[family]), nodes, CHUNK)
+    model = discrete.expand(nodes, torch.zeros(3, dtype=torch.bool))
+    energy, gradient = discrete.slopes(nodes)
+    torch.testing.assert_close(energy, model.energy, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient, model.gradient, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_gauss_newton_lacks_only_what_vanishes_on_straight_images(family):
     """Near-by nodes see a flat family and a linear decoder: the second derivatives have nothing to weigh."""
     discrete = ChordEnergy.of(pb.FisherRaoMetric(FAMILIES[family]), bent(), CHUNK)
@@ -209,7 +220,7 @@ def test_chunks_change_nothing_but_the_number_of_calls():
 def test_varying_constants_of_the_model_are_refused():
     """A Student-t whose degrees of freedom depend on the code has no embedding; a probe may not have noticed."""
     metric = pb.FisherRaoMetric(lambda z: torch.distributions.StudentT(torch.where(z[..., :1] > 0.5, 3.0, 4.0), z))
-    discrete = ChordEnergy(metric, 2, 3, CHUNK)
+    discrete = ChordEnergy(metric, 2, 3, False, CHUNK)
     with pytest.raises(ValueError, match="an embedding at some codes and none at others"):
         discrete.energy(torch.linspace(0, 1, 9, dtype=DOUBLE).reshape(1, 9, 1))
 
@@ -247,6 +258,36 @@ def test_a_hessian_that_is_kept_converges_fast():
     fast = [(p, q) for p, q in pairwise(decrements) if p < -3 and q > -20]
     assert fast
     assert all(q < p - 2 for p, q in fast)
+
+
+def test_kept_hessians_find_the_same_minima():
+    """With eight dimensions gradients are cheap, and most steps take nothing else."""
+    features = network(8, 12)
+    metric = pb.FisherRaoMetric(lambda z: Normal(features(z), torch.exp(0.3 * features(z).flip(-1))))
+    nodes = bent(B=6, T=8, d=8)
+    keeping = ChordEnergy.of(metric, nodes, CHUNK)
+    assert keeping.has_slopes
+    damping, rtol = torch.tensor([[0.1], [1e-13]], dtype=DOUBLE).expand(2, 6)
+    both = [
+        Minimizer(200).run(chords, nodes, damping, rtol) for chords in (keeping, replace(keeping, cheap_slopes=False))
+    ]
+    assert both[0].stale.any()
+    assert not both[1].stale.any()
+    assert all((run.status == Status.CONVERGED).all() for run in both)
+    torch.testing.assert_close(both[0].nodes, both[1].nodes, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(both[0].energy, both[1].energy, rtol=1e-10, atol=0)
+
+
+def test_a_kept_hessian_knows_what_the_last_step_changed():
+    """The secant condition: the corrected matrix maps the last step to the change of the gradient along it."""
+    diagonal, upper, _, _ = systems(5, 6, 3)
+    moves = torch.randn(5, 4, 6, 3, dtype=DOUBLE)
+    turns = moves + 0.2 * torch.randn_like(moves)
+    step, _ = _solve(diagonal, upper, turns[:, 0], torch.zeros_like(moves[:, 0]), 3, (moves, turns))
+    torch.testing.assert_close(step, -moves[:, 0], rtol=1e-9, atol=1e-9)
+    nothing = torch.zeros_like(moves)
+    plain, _ = _solve(diagonal, upper, turns[:, 0], nothing[:, 0], 3, (nothing, nothing))
+    torch.testing.assert_close(plain, -solve_tridiagonal(diagonal, upper, turns[:, 0])[0], rtol=1e-12, atol=1e-12)
 
 
 def test_exact_steps_end_the_slow_convergence_of_gauss_newton():

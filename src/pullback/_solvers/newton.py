@@ -36,7 +36,7 @@ from pullback._solvers.saddle import escape
 _LEAST_DAMPING = 1e-9
 # Share of the mean that all directions are damped with: walls stand also where the metric is small (toy problem).
 _EVEN_DAMPING = 1e-2
-# Damping up to which the convergence of exact steps is quadratic (test_steps_with_the_exact_hessian_converge_fast).
+# Damping up to which the convergence of exact steps is quadratic (test_newton_converges_quadratically).
 _SLIGHT_DAMPING = 1e-3
 # Exact steps are taken once the predicted decrease is below this part of the energy, and falls by less than this factor
 # from step to step: Gauss-Newton is then slower, although it costs a third (VAE with d = 2).
