@@ -9,7 +9,7 @@ from torch.distributions import Normal
 
 import pullback as pb
 from problems import half_plane
-from pullback._metrics.kernel_mean import GridMean, PointMean
+from pullback._metrics.interpolated import GridMean, PointMean
 
 
 def decoder(z: Tensor) -> Normal:

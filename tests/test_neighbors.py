@@ -15,8 +15,7 @@ import pullback as pb
 from helpers import network
 from problems import PROBLEMS
 from pullback import cli
-from pullback._geometry.pairwise.bounds import nearest_in_position, positions
-from pullback._geometry.pairwise.connectivities import fuzzy_union
+from pullback._geometry.pairwise.neighbors import fuzzy_union, nearest_in_position, positions
 
 NORMAL, SIMPLEX, SPHERE = (PROBLEMS[i] for i in (3, 5, 7))
 

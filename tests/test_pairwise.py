@@ -25,7 +25,7 @@ from helpers import network
 from problems import PROBLEMS
 from pullback import cli
 from pullback._geometry.pairwise import store as stores
-from pullback._geometry.pairwise.fingerprint import fingerprint
+from pullback._geometry.pairwise.manifest import fingerprint
 
 NORMAL, SIMPLEX, SPHERE = (PROBLEMS[i] for i in (3, 5, 7))
 

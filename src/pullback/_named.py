@@ -16,9 +16,6 @@ def own(name: str) -> tuple[Any, bool]:
     """What a name such as ``my_module:make_decoder`` stands for, and whether a function had to be called to make it.
 
     A metric, a network or a function of codes is taken as it is; a function without arguments makes one.
-
-    Raises:
-        ValueError: if there is nothing of this name; an ImportError if there is no such module.
     """
     module, _, attribute = name.partition(":")
     if not attribute:

@@ -1,8 +1,5 @@
-"""Progress bars: on a terminal or in a notebook alone, one per task.
-
-A task that shows how far it is, or that it is alive, is a block ``with progress(…)`` or a function ``@progress(…)``.
-Inside a task further ones show nothing. Tasks without a known end count the points they decode.
-"""
+"""Progress bars, on a terminal or in a notebook alone: a task is a block ``with progress(…)`` or a function
+``@progress(…)``. Inside a task further ones show nothing. Tasks without a known end count the points they decode."""
 
 from __future__ import annotations
 
@@ -30,22 +27,11 @@ def is_watched() -> bool:
 def progress(what: str, total: int | None = None, unit: str = " points") -> Iterator[tqdm[Any]]:
     """Shows a bar while the block or function runs, unless one is shown already or nobody is looking.
 
-    Args:
-        what: the task, in a word or two.
-        total: how much there is to do; the block then calls ``bar.update(n)``. Without one, decoded points are counted.
-        unit: of what is counted.
+    With a `total` the block calls ``bar.update(n)``; without one, decoded points are counted.
     """
     shows = is_watched() and not _SHOWN
-    with tqdm(
-        total=total,
-        desc=what,
-        unit=unit,
-        unit_scale=bool(unit),
-        delay=_DELAY,
-        leave=False,
-        disable=not shows,
-        file=sys.stderr,
-    ) as bar:
+    look: dict[str, Any] = {"unit": unit, "unit_scale": bool(unit), "delay": _DELAY, "leave": False}
+    with tqdm(total=total, desc=what, disable=not shows, file=sys.stderr, **look) as bar:
         if not shows:
             yield bar
             return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -70,15 +69,15 @@ def _noise(z: Tensor) -> Iterator[Tensor]:
 def _shapes(metric: Metric, z: Tensor, _: float) -> None:
     d = z.shape[-1]
     for codes in (z[0], z, torch.stack([z, z.flip(0)])):
-        batch = codes.shape[:-1]
-        measures: dict[str, tuple[Callable[[], Tensor], tuple[int, ...]]] = {
-            "tensor(z)": (partial(metric.tensor, codes), (*batch, d, d)),
-            "ds2(z, z)": (partial(metric.ds2, codes, codes), tuple(batch)),
-            "norm(z, v)": (partial(metric.norm, codes, codes), tuple(batch)),
-            "log_volume(z)": (partial(metric.log_volume, codes), tuple(batch)),
+        batch = tuple(codes.shape[:-1])
+        measures: dict[str, tuple[Callable[..., Tensor], int, tuple[int, ...]]] = {
+            "tensor(z)": (metric.tensor, 1, (*batch, d, d)),
+            "ds2(z, z)": (metric.ds2, 2, batch),
+            "norm(z, v)": (metric.norm, 2, batch),
+            "log_volume(z)": (metric.log_volume, 1, batch),
         }
-        for name, (measure, shape) in measures.items():
-            value = measure()
+        for name, (measure, count, shape) in measures.items():
+            value = measure(*[codes] * count)
             found = tuple(value.shape)
             _require(
                 found == shape, f"{name} must have shape {shape} for codes of shape {tuple(codes.shape)}, not {found}."
@@ -167,11 +166,11 @@ def _nan(metric: Metric, z: Tensor, tolerance: float) -> None:
     broken = z.clone()
     broken[0] = torch.nan
     b = z + 0.05 * next(_noise(z))
-    measures: list[tuple[str, Callable[[Tensor], Tensor]]] = [
-        ("tensor(z)", metric.tensor),
-        ("ds2(a, b)", lambda a: metric.ds2(a, b)),
-    ]
-    for name, measure in measures:
+    measures: dict[str, Callable[[Tensor], Tensor]] = {
+        "tensor(z)": metric.tensor,
+        "ds2(a, b)": lambda a: metric.ds2(a, b),
+    }
+    for name, measure in measures.items():
         try:
             value = measure(broken)
         except (ValueError, RuntimeError, ArithmeticError):
@@ -213,23 +212,21 @@ def _promises(metric: Metric, z: Tensor, tolerance: float) -> None:
     if not isinstance(metric, FisherRaoMetric):
         return
     parts = independent(decode(observed(metric.decoder), z))
-    if any(part.separable and not _is_separable(part, tolerance) for part in parts):
-        raise AssertionError(_NOT_SEPARABLE)
+    _require(
+        all(not part.separable or _is_separable(part, tolerance) for part in parts),
+        "An Information with separable=True must have a Euclidean embedding, each number of which depends on the "
+        "coordinate in its own place alone. Leave separable at False.",
+    )
     if all(part.maps is not None for part in parts):
         origin = z[:1] if any(part.isometry is None for part in parts) else None
         found, known = metric.frame_at(z, origin=origin), Metric.frame_at(metric, z, origin=origin)
         pairs = zip((*found.values, *found.tangents), (*known.values, *known.tangents), strict=True)
-        _require(all(_close(a, b, tolerance) for a, b in pairs), _NOT_THE_DERIVATIVE)
-
-
-_NOT_SEPARABLE = (
-    "An Information with separable=True must have a Euclidean embedding, each number of which depends on the "
-    "coordinate in its own place alone. Leave separable at False."
-)
-_NOT_THE_DERIVATIVE = (
-    "An Information with an isometry must have its derivative for a root, entry by entry and with its sign; one with a "
-    "pair, the derivatives of the pair's values for its push. Leave both at None, or change one of the two."
-)
+        _require(
+            all(_close(a, b, tolerance) for a, b in pairs),
+            "An Information with an isometry must have its derivative for a root, entry by entry and with its sign; "
+            "one with a pair, the derivatives of the pair's values for its push. Leave both at None, or change one of "
+            "the two.",
+        )
 
 
 def _is_separable(info: Information, tolerance: float) -> bool:

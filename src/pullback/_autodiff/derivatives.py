@@ -4,10 +4,9 @@ A decoder treats the codes of a batch independently, so the Jacobians of the who
 derivatives of the whole batch, vectorized with `torch.vmap` over the ``d`` tangent directions. Mapping over the points
 instead fails for decoders (torch's distributions branch on values) and is hundreds of times slower.
 
-First derivatives are taken in forward mode, in which a few operations are rewritten (see
-`pullback._autodiff.rewrites`). On networks 64-64-784 and on transposed convolutions, d = 2, 8, 32, it takes 0.5 to 0.9
-times the time of two reverse sweeps (up to 1.5 times for batches of 64 codes with d = 2), and 0.4 to 0.9 times that of
-one direction after the other. Maps with an operation that has no forward-mode rule take the two reverse sweeps
+First derivatives are taken in forward mode, with a few operations rewritten (`pullback._autodiff.rewrites`): 0.5 to 0.9
+times the time of two reverse sweeps on networks 64-64-784 and on transposed convolutions, d = 2, 8, 32 (up to 1.5 times
+for batches of 64 codes with d = 2). These are for maps with an operation that has no forward-mode rule
 (``forward=False``). Second derivatives are taken in reverse mode.
 """
 
@@ -28,36 +27,30 @@ Map = Callable[[Tensor], Tensors]
 
 
 def pushforward(f: Map, z: Tensor, *, forward: bool = True) -> tuple[Tensors, Tensors]:
-    r"""Values and Jacobians of ``f`` at every code.
-
-    For ``z`` of shape ``(*batch, d)`` and each output of shape ``(*batch, *out)``, the Jacobian has shape
-    ``(d, *batch, *out)``: entry ``i`` is :math:`\partial f / \partial z_i`. `forward` is whether all operations of
-    ``f`` have a forward-mode rule; `pullback._decoders.probe` knows it of a decoder.
-    """
+    """Values ``(*batch, *out)`` and Jacobians ``(d, *batch, *out)`` of ``f`` at every code ``(*batch, d)``."""
+    # forward: whether all operations of f have a forward-mode rule; `pullback._decoders.probe` knows it of a decoder
     return directional(f, z, _basis(z), forward=forward)
 
 
+@torch.no_grad()
 def jacobian(f: Map, z: Tensor, *, forward: bool = True) -> tuple[Tensors, Tensors]:
     """`pushforward` for when its results are constants."""
-    with torch.no_grad():
-        return directional(f, z.detach(), _basis(z), forward=forward)
+    return pushforward(f, z.detach(), forward=forward)
 
 
 def directional(f: Map, z: Tensor, v: Tensor, *, forward: bool = True) -> tuple[Tensors, Tensors]:
-    r"""Values of ``f`` at ``z`` and its derivatives along ``v`` of shape ``(k, *z.shape)``: ``k`` tangents at every
-    code."""
-    return _forward(f, z, v) if forward else _two_reverse_sweeps(f, z, v)
-
-
-def _forward(f: Map, z: Tensor, v: Tensor) -> Any:
-    out_dims: Any = (None, 0)
+    """Values of ``f`` at ``z`` and its derivatives along ``k`` tangents at every code, ``v (k, *z.shape)``."""
+    if not forward:
+        return _two_reverse_sweeps(f, z, v)
     z = z.clone()  # of a view torch makes tangents as large as all of its memory
+    out_dims: Any = (None, 0)
     with forward_mode(), Rewritten():
-        return torch.vmap(lambda u: torch.func.jvp(f, (z,), (u,)), out_dims=out_dims)(v)
+        values, tangents = torch.vmap(lambda u: torch.func.jvp(f, (z,), (u,)), out_dims=out_dims)(v)[:2]
+    return values, tangents
 
 
 def _two_reverse_sweeps(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:
-    r"""J v as the derivative in u of uᵀ J v, which is linear in u: one tangent at a time."""
+    """J v as the derivative in u of uᵀ J v, which is linear in u: one tangent at a time."""
     keep = torch.is_grad_enabled() and z.requires_grad
     with torch.inference_mode(False), torch.enable_grad(), Rewritten():
         x = z if keep else z.detach().clone().requires_grad_()
@@ -75,31 +68,26 @@ def _two_reverse_sweeps(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]
 
 
 def hessian(f: Callable[[Tensor], Tensor], z: Tensor, *, functional: bool = True) -> Tensor:
-    r"""Hessians ``(*batch, d, d)`` of a scalar function of each code, ``f(z)`` of shape ``(*batch,)``.
-
-    Reverse mode twice, one direction at a time and without `torch.vmap`: divergences branch on the values of
-    parameters. By `torch.func`, inside which rules can tell what depends on the code, unless an operation of ``f`` is
-    unknown to it.
-    """
-    if not functional:
-        return _plain_hessian(f, z, keep=torch.is_grad_enabled() and z.requires_grad)
-    with Rewritten():
-        pull = torch.func.vjp(torch.func.grad(lambda w: f(w).sum()), z)[1]
-        return torch.stack([pull(e)[0] for e in _basis(z)], dim=-2)
-
-
-def constant_hessian(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    """`hessian` for when its result is a constant, which is faster."""
-    return _plain_hessian(f, z, keep=False)
-
-
-def _plain_hessian(f: Callable[[Tensor], Tensor], z: Tensor, *, keep: bool) -> Tensor:
+    """Hessians ``(*batch, d, d)`` of a scalar function of each code, ``f(z)`` of shape ``(*batch,)``."""
+    # One direction at a time and without `torch.vmap`: divergences branch on the values of parameters. By `torch.func`,
+    # inside which rules can tell what depends on the code, unless an operation of f is unknown to it.
+    if functional:
+        with Rewritten():
+            pull = torch.func.vjp(torch.func.grad(lambda w: f(w).sum()), z)[1]
+            return torch.stack([pull(e)[0] for e in _basis(z)], dim=-2)
+    keep = torch.is_grad_enabled() and z.requires_grad
     with torch.inference_mode(False), torch.enable_grad(), Rewritten():
         # Not z itself: f may hold constants that depend on z, such as the other end of a divergence.
         x = z.view_as(z) if keep else z.detach().clone().requires_grad_()
         (g,) = gradients(f(x), x)
         rows = [gradients(g, x, e, create_graph=keep)[0] for e in _basis(z)]
     return torch.stack(rows, dim=-2)
+
+
+@torch.no_grad()
+def constant_hessian(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """`hessian` for when its result is a constant, which is faster."""
+    return hessian(f, z, functional=False)
 
 
 def jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:
@@ -130,8 +118,7 @@ def variable(z: Tensor) -> Tensor:
 
 
 def differentiable(z: Tensor, v: Tensor) -> bool:
-    """Whether the steps are recorded: only if asked to by the inputs, as a decoder's own parameters always require
-    it."""
+    """Whether the steps are recorded: only if the inputs ask for it; a decoder's own parameters always do."""
     return torch.is_grad_enabled() and (z.requires_grad or v.requires_grad)
 
 

@@ -16,7 +16,7 @@ which is zero. For sums and products that takes 0.4 ms, and at the first time th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from pullback._autodiff.torch_internals import is_wrapped
+
+Shape = tuple[int, ...]
 
 
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
@@ -37,40 +39,38 @@ def _glu(input: Tensor, dim: int = -1) -> Tensor:
     return a * torch.sigmoid(b)
 
 
-def _standardized(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+def _standardized(x: Tensor, dims: Shape, eps: float, weight: Any, bias: Any, shape: Shape) -> Tensor:
     centered = x - x.mean(dims, keepdim=True)
-    return centered * torch.rsqrt((centered**2).mean(dims, keepdim=True) + eps)
+    y = centered * torch.rsqrt((centered**2).mean(dims, keepdim=True) + eps)
+    y = y if weight is None else y * weight.reshape(shape)
+    return y if bias is None else y + bias.reshape(shape)
 
 
 def _layer_norm(
     input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    normalized_shape: Shape,
+    weight: Any = None,
+    bias: Any = None,
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    y = _standardized(input, tuple(range(-len(normalized_shape), 0)), eps)
-    y = y if weight is None else y * weight
-    return y if bias is None else y + bias
+    return _standardized(input, tuple(range(-len(normalized_shape), 0)), eps, weight, bias, normalized_shape)
 
 
 def _instance_norm(
     input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
     if not use_input_stats:
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    y = _standardized(input, tuple(range(2, input.ndim)), eps)
-    shape = (-1, *[1] * (input.ndim - 2))
-    y = y if weight is None else y * weight.reshape(shape)
-    return y if bias is None else y + bias.reshape(shape)
+    dims = tuple(range(2, input.ndim))
+    return _standardized(input, dims, eps, weight, bias, (-1, *[1] * len(dims)))
 
 
 def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:

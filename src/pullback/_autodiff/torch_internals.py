@@ -3,16 +3,13 @@
 - `is_wrapped`, `unwrapped` (``torch._C._functorch``): a tensor seen inside a transform must not be kept after it.
 - `in_transform` (``torch._C._functorch``): inside a transform codes have no values to look at.
 - `plain_values` (``torch._C._is_fwd_grad_enabled``): there is no public way to ask whether forward mode is on.
-- `forward_mode` (``torch._decomp``): the first forward-mode derivative of a process compiles rules with a deprecated
-  function.
+- `forward_mode` (``torch._decomp``): the first derivative of a process compiles rules with a deprecated function.
 - `differentiable_kernels` (``torch._C._set_mkldnn_enabled``): there is no public switch for oneDNN's recurrences.
-- `batch_norms`, `dropouts` (``torch.nn.modules``): the base classes of all normalization and dropout layers are
-  private.
+- `batch_norms`, `dropouts` (``torch.nn.modules``): the base classes of all such layers are private.
 - `torch_kl_rule`, `has_registered_kl` (``torch.distributions.kl``): torch has no public way to ask which rules exist.
 - `inverse_transform`, `transform_caches`, `set_batch_shape` (``torch.distributions``): a distribution is taken apart
   and put together again with other tensors, for which torch has no public way.
-- `given_probs` (``Distribution._param``): the logits torch offers then are clamped, and it does not say which were
-  given.
+- `given_probs` (``Distribution._param``): the logits torch offers then are clamped, without a word.
 - `exponential_family` (``ExponentialFamily._natural_params``): torch has them for its own use only.
 - `unvalidated` (``Distribution._validate_args``): the public setter has no getter.
 """
@@ -77,8 +74,7 @@ _FORWARD_MODE = threading.RLock()
 
 @contextlib.contextmanager
 def forward_mode() -> Iterator[None]:
-    """A context for every use of `torch.func.jvp`. One thread at a time: torch's levels of forward mode belong to all
-    threads."""
+    """A context for every use of `torch.func.jvp`; torch's levels of forward mode belong to all threads."""
     with _FORWARD_MODE:
         _load_forward_mode()
         yield
@@ -86,7 +82,7 @@ def forward_mode() -> Iterator[None]:
 
 @functools.cache
 def _load_forward_mode() -> None:
-    """Loads torch's forward-mode rules without the deprecation warning that torch 2.13 causes to itself."""
+    # without the deprecation warning that torch 2.13 causes to itself
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         import torch._decomp.decompositions_for_jvp  # noqa: F401
@@ -98,8 +94,7 @@ def depends_on_code(x: Tensor) -> bool:
 
 
 def set_batch_shape(p: Distribution, shape: torch.Size) -> None:
-    """Gives a copy of a distribution, whose tensors were replaced, the batch shape of these; nothing is checked any
-    more."""
+    """Gives a distribution whose tensors were replaced the batch shape of these; nothing is checked any more."""
     p._batch_shape, p._validate_args = shape, False
 
 
@@ -121,10 +116,7 @@ def torch_kl_rule(p: type[Distribution], q: type[Distribution]) -> Callable[[Any
 
 
 def has_registered_kl(family: type[Distribution], base: type) -> bool:
-    """Whether `torch.distributions.register_kl` has a rule for `family` that one for `base` must give way to.
-
-    That is a rule for a class below `base`, or one for `base` that is not torch's own.
-    """
+    """Whether torch has a rule for a class of `family` below `base`, or one for `base` that is not its own."""
     return any(
         left is not base or rule.__module__ != torch_kl.__name__
         for (left, right), rule in torch_kl._KL_REGISTRY.items()
@@ -133,12 +125,9 @@ def has_registered_kl(family: type[Distribution], base: type) -> bool:
 
 
 class SharedSetting:
-    """A global setting of torch as a context that threads may hold at the same time.
+    """A global setting of torch as a context: the first thread to enter changes it, the last to leave puts it back."""
 
-    The first to enter changes the setting, the last to leave puts it back.
-    """
-
-    def __init__(self, change: Callable[[contextlib.ExitStack], None]):
+    def __init__(self, change: Callable[[contextlib.ExitStack], object]):
         self._change, self._lock, self._users = change, threading.Lock(), 0
         self._undo = contextlib.ExitStack()
 
@@ -174,12 +163,7 @@ def _work_carefully(undo: contextlib.ExitStack) -> None:
         backend.allow_tf32 = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _leave_compiled_code(undo: contextlib.ExitStack) -> None:
-    undo.enter_context(torch.compiler.set_stance("force_eager"))
-
-
-_eager_code = SharedSetting(_leave_compiled_code)
-
+_eager_code = SharedSetting(lambda undo: undo.enter_context(torch.compiler.set_stance("force_eager")))
 unvalidated = SharedSetting(_work_carefully)
 """A context for the library's own work. Distributions do not check their parameters: a NaN reaches the caller instead
 of ending the batch. Products of matrices keep the digits of float32: chords are differences, and lose half of those of
@@ -188,11 +172,8 @@ TensorFloat-32 twice."""
 
 @contextlib.contextmanager
 def differentiable_kernels(*, plain: bool = False) -> Iterator[None]:
-    """A context in which decoders are differentiated: compiled code runs as it was written, because it has no second
-    derivatives.
-
-    With `plain` also variants of torch's kernels that have all derivatives: unfused attention, plain recurrences.
-    """
+    """A context in which compiled code runs as it was written, because it has no second derivatives."""
+    # With `plain` also variants of torch's kernels that have all derivatives: unfused attention, plain recurrences.
     with contextlib.ExitStack() as stack:
         # To ask for it would load the compiler, so only where it is loaded.
         if "torch._dynamo" in sys.modules:

@@ -1,11 +1,8 @@
 r"""Curves in the latent space, and how long they are.
 
-A curve is a map :math:`c: [0, 1] \to Z`. The curves here are cubic between their values at the uniform parameters
-:math:`t_i = i / (n - 1)`: `Polyline` joins them by straight pieces, `CubicSpline` by the not-a-knot cubic spline, and
-`PiecewiseCubic` by cubics with given slopes, so that a batch can hold curves of both kinds.
-
-Energy and length need nothing of a metric but its squared steps. These are symmetric, so both have order two, and order
-four after one Richardson extrapolation.
+A curve is a map :math:`c: [0, 1] \to Z`, here cubic between its values at uniform parameters. Energy and length need
+nothing of a metric but its squared steps. These are symmetric, so both have order two, and order four after one
+Richardson extrapolation.
 """
 
 from __future__ import annotations
@@ -135,8 +132,8 @@ class _Interpolant(Curve):
         with torch.no_grad():
             steps = safe_sqrt(squared_steps(metric, _nodes(self, num_segments, at_least=1024))[0])
             t = equal_spacing(steps, count)
-        begin, inner, end = self.points[..., :1, :], self(t)[..., 1:-1, :], self.points[..., -1:, :]
-        return self._through(torch.cat([begin, inner, end], dim=-2))
+        inner = self(t)[..., 1:-1, :]
+        return self._through(torch.cat([self.points[..., :1, :], inner, self.points[..., -1:, :]], dim=-2))
 
     def _through(self, points: Tensor) -> _Interpolant:
         """A curve of the same kind through other points."""
@@ -189,15 +186,10 @@ class CubicSpline(_Interpolant):
 
 @dataclass(frozen=True, eq=False)
 class PiecewiseCubic(_Interpolant):
-    """Cubic pieces between ``points``, with given slopes at both ends of every piece.
+    """Cubic pieces between ``points``, with given slopes at both ends of every piece, by its parameter from 0 to 1.
 
-    A spline has equal slopes on both sides of a point, a polyline the same slope at both ends of a piece. Shortest
-    paths are returned as such a curve: most are splines, and those along sharp walls are polylines, because a spline
-    would swing past the corners and into the wall.
-
-    Attributes:
-        points: values at n uniform parameters.
-        slopes: derivatives at the begin and at the end of each piece, by its own parameter from 0 to 1.
+    Shortest paths are returned as such a curve: most are splines, and those along sharp walls are polylines, because a
+    spline would swing past the corners and into the wall.
     """
 
     slopes: Float[Tensor, "*batch m 2 d"]
@@ -221,9 +213,8 @@ class PiecewiseCubic(_Interpolant):
 
     def flatten(self) -> PiecewiseCubic:
         """The same curves in a batch of one dimension."""
-        return PiecewiseCubic(
-            self.points.reshape(-1, *self.points.shape[-2:]), self.slopes.reshape(-1, *self.slopes.shape[-3:])
-        )
+        points, slopes = self.points, self.slopes
+        return PiecewiseCubic(points.reshape(-1, *points.shape[-2:]), slopes.reshape(-1, *slopes.shape[-3:]))
 
     def __getitem__(self, index: Any) -> PiecewiseCubic:
         index = index if isinstance(index, tuple) else (index,)
@@ -298,8 +289,9 @@ def _measure(
     extrapolate: bool,
     total: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    check_metric(metric)
-    nodes = _nodes(curve if isinstance(curve, Curve) else as_codes(curve, metric), num_segments)
+    path = curve_for(metric, curve)
+    as_given = num_segments is None and not isinstance(curve, Curve)
+    nodes = _nodes(path, path.num_pieces if as_given else num_segments)
     if not extrapolate:
         return total(*squared_steps(metric, nodes))
     if nodes.shape[-2] % 2 == 0:
@@ -311,11 +303,8 @@ def _measure(
     return (4 * total(fine) - total(coarse)) / 3
 
 
-def _nodes(curve: Curve | Tensor, num_segments: int | None, at_least: int = 256) -> Tensor:
+def _nodes(curve: Curve, num_segments: int | None, at_least: int = 256) -> Tensor:
     """The points between which a curve is measured; by default they include all its knots."""
-    if isinstance(curve, Tensor) and num_segments is None:
-        return Polyline(curve).points
-    curve = Polyline(curve) if isinstance(curve, Tensor) else curve
     if num_segments is None:
         num_segments = 2 * curve.num_pieces * math.ceil(at_least / 2 / curve.num_pieces)
     check_options(num_segments=num_segments)

@@ -9,10 +9,8 @@ from pullback._typing import Float
 
 
 def equal_spacing(steps: Float[Tensor, "*batch m"], n: int) -> Float[Tensor, "*batch n"]:
-    """The n parameters in [0, 1] that cut a curve into equally long parts, given the lengths of its m uniform segments.
-
-    Segments of no length are passed over in no time; a curve of no length is cut uniformly.
-    """
+    """The n parameters in [0, 1] that cut a curve into equally long parts, given the lengths of its m uniform segments;
+    uniform for a curve of no length."""
     resolution = torch.finfo(steps.dtype)
     steps = steps + resolution.eps * steps.mean(-1, keepdim=True) + resolution.tiny
     s = torch.nn.functional.pad(steps.cumsum(-1), (1, 0))

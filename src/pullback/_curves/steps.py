@@ -1,8 +1,4 @@
-"""Measuring many short steps at once: every code is decoded once, however many steps it takes part in.
-
-A metric's `ds2` decodes both ends of a step. Along a curve each node ends one step and begins the next, and in a graph
-it has many neighbors; with the metric's embedding it need not be decoded again for each.
-"""
+"""Measuring many short steps at once: every code is decoded once, however many steps it takes part in."""
 
 from __future__ import annotations
 
@@ -22,10 +18,7 @@ _PIECE = 64  # segments measured around one origin, so that rounding stays local
 
 @dataclass(frozen=True, eq=False)
 class Marks:
-    """Codes decoded once, ready to measure the step between any two of them.
-
-    Keeps the metric's embedding of the codes where it has one, and the codes themselves otherwise.
-    """
+    """Codes with the metric's embedding of them, where it has one: ready to measure the step between any two."""
 
     metric: Metric
     z: Tensor
@@ -69,33 +62,22 @@ def squared_steps(
     Every node is decoded once (twice where pieces meet), in chunks, so that memory does not grow with the batch.
     """
     num_segments = nodes.shape[-2] - 1
-    pieces = _pieces(nodes)
-    flat = pieces.flatten(0, -3)
-    # only a dual pair cares for an origin, which has to be decoded too
-    with torch.no_grad():
-        dual = metric.embed(flat[0, :1])
-    is_pair = dual is not None and dual[0] is not dual[1]
-    parts = [
-        _piece_steps(metric, chunk, strides, is_pair) for chunk in flat.split(max(1, MAX_DECODED // flat.shape[1]))
-    ]
-    joined = (torch.cat(part).reshape(*nodes.shape[:-2], -1) for part in zip(*parts, strict=True))
-    return [steps[..., : num_segments // stride] for steps, stride in zip(joined, strides, strict=True)]
-
-
-def _pieces(nodes: Tensor) -> Tensor:
-    """Cuts curves into pieces ``(*batch, count, size + 1, d)`` of an even number of segments, the last one padded."""
-    num_segments = nodes.shape[-2] - 1
+    # pieces of an even number of segments, the last one padded
     count = math.ceil(num_segments / _PIECE)
     size = 2 * math.ceil(num_segments / count / 2)
     padding = nodes[..., -1:, :].expand(*nodes.shape[:-2], count * size - num_segments, nodes.shape[-1])
-    return torch.cat([nodes, padding], dim=-2).unfold(-2, size + 1, size).movedim(-1, -2)
-
-
-def _piece_steps(metric: Metric, pieces: Tensor, strides: tuple[int, ...], is_pair: bool) -> list[Tensor]:
-    middle = pieces.shape[1] // 2
-    marks = Marks.of(metric, pieces, origin=pieces[:, middle : middle + 1] if is_pair else None)
-    thinned = (marks[:, ::stride] for stride in strides)
-    return [some[:, :-1].ds2(some[:, 1:]) for some in thinned]
+    pieces = torch.cat([nodes, padding], dim=-2).unfold(-2, size + 1, size).movedim(-1, -2).flatten(0, -3)
+    # only a dual pair cares for an origin, which has to be decoded too
+    with torch.no_grad():
+        dual = metric.embed(pieces[0, :1])
+    is_pair = dual is not None and dual[0] is not dual[1]
+    found: list[list[Tensor]] = [[] for _ in strides]
+    for chunk in pieces.split(max(1, MAX_DECODED // (size + 1))):
+        marks = Marks.of(metric, chunk, origin=chunk[:, size // 2 : size // 2 + 1] if is_pair else None)
+        for steps, stride in zip(found, strides, strict=True):
+            steps.append(marks[:, :-stride:stride].ds2(marks[:, stride::stride]))
+    joined = (torch.cat(steps).reshape(*nodes.shape[:-2], -1) for steps in found)
+    return [steps[..., : num_segments // stride] for steps, stride in zip(joined, strides, strict=True)]
 
 
 def safe_sqrt(x: Tensor) -> Tensor:
@@ -105,9 +87,6 @@ def safe_sqrt(x: Tensor) -> Tensor:
 
 
 def nearly_equal(a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Bool[Tensor, "*batch"]:
-    """Which codes agree in half their digits: the path between them is a straight line as far as these digits go.
-
-    Chords are differences of decoded points and would be rounding there; the metric tensor measures such a step.
-    """
+    """Which codes agree in half their digits: chords would be rounding there, and the path is a straight line."""
     size = torch.maximum(a.abs(), b.abs()).amax(-1)
     return (b - a).abs().amax(-1) <= torch.finfo(a.dtype).eps ** 0.5 * (1 + size)

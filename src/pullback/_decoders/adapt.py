@@ -7,18 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import (
-    Bernoulli,
-    Binomial,
-    Categorical,
-    ContinuousBernoulli,
-    Distribution,
-    Exponential,
-    Geometric,
-    Normal,
-    OneHotCategorical,
-    Poisson,
-)
+from torch import distributions as td
+from torch.distributions import Distribution
 
 from pullback._decoders.contract import Decoder
 from pullback._decoders.refusals import PLACES, DecoderError
@@ -34,8 +24,8 @@ _DEVIATIONS = ("scale", "std", "sigma", "stddev")
 # Features from which on an output between 0 and 1 is taken for probabilities. That logits of as many features all lie
 # there by chance has a probability below one in a thousand, even if each of them is as likely to as not.
 _MANY = 10
-_LOGITS = (Bernoulli, ContinuousBernoulli, Binomial, Categorical, OneHotCategorical, Geometric)
-_RATES = (Poisson, Exponential)
+_LOGITS = (td.Bernoulli, td.ContinuousBernoulli, td.Binomial, td.Categorical, td.OneHotCategorical, td.Geometric)
+_RATES = (td.Poisson, td.Exponential)
 
 
 class AdaptedDecoder(nn.Module):
@@ -80,34 +70,26 @@ def as_decoder(model: Any, family: Family | None = None) -> Decoder:
             if the model returns distributions.
 
     Raises:
-        DecoderError: no part of the model decodes, or its output cannot be read; the message says what to write
-            instead.
+        DecoderError: no part of the model decodes, or its output cannot be read; the message says what to write.
 
     >>> from torch.distributions import Bernoulli
     >>> vae = nn.ModuleDict({"encoder": nn.Linear(784, 2), "decoder": nn.Linear(2, 784)})
     >>> as_decoder(vae["decoder"], Bernoulli)(torch.zeros(3, 2)).batch_shape
     torch.Size([3, 784])
     """
-    return AdaptedDecoder(_part(model), family)
-
-
-def _part(model: Any) -> Callable[..., Any]:
-    """What of a model decodes: a method or module called decode, decoder or generative, or the model itself."""
     found = [getattr(model, place) for place in PLACES if callable(getattr(model, place, None))]
-    if found:
-        return found[0]
-    if not callable(model):
+    if not found and not callable(model):
         raise DecoderError(
             f"{type(model).__name__} cannot decode: it is no function and has none called {', '.join(PLACES)}. Give "
             "the part that does: pullback.as_decoder(model.my_decoder, family=torch.distributions.Bernoulli)."
         )
-    return model
+    return AdaptedDecoder(found[0] if found else model, family)
 
 
 def _as_distribution(output: Any) -> Distribution:
-    """A model's output where no family is given: a distribution, alone or as a field of it."""
-    found = [output] if isinstance(output, Distribution) else _distributions(output)
-    if found:
+    if isinstance(output, Distribution):
+        return output
+    if found := _distributions(output):
         return found[0]
     raise DecoderError(
         f"The model returned {type(output).__name__} without a distribution. Say which likelihood it was trained with, "
@@ -117,13 +99,11 @@ def _as_distribution(output: Any) -> Distribution:
 
 
 def _distributions(output: Any) -> list[Distribution]:
-    """Those among the fields of an output."""
     fields = output.values() if isinstance(output, Mapping) else [_field(output, name) for name in _FIELDS]
     return [value for value in fields if isinstance(value, Distribution)]
 
 
 def _parameters(output: Any) -> list[Tensor]:
-    """The tensors of a model's output that are parameters of the likelihood."""
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, Distribution):
@@ -169,15 +149,10 @@ def _check_logits(family: Family, x: Tensor) -> None:
         )
 
 
-def _build(family: Family, parameters: list[Tensor]) -> Distribution:
-    if not isinstance(family, type):
-        return family(*parameters)
-    x = parameters[0]
-    if issubclass(family, _LOGITS):
+def _build(family: Any, parameters: list[Tensor]) -> Distribution:
+    x, known = parameters[0], family if isinstance(family, type) else object
+    if issubclass(known, _LOGITS):
         return family(logits=x)
-    if issubclass(family, Normal):
+    if issubclass(known, td.Normal):
         return family(x, (0.5 * parameters[1]).exp() if len(parameters) > 1 else torch.ones_like(x))
-    if issubclass(family, _RATES):
-        return family(x.exp())
-    any_family: Any = family
-    return any_family(*parameters)
+    return family(x.exp()) if issubclass(known, _RATES) else family(*parameters)

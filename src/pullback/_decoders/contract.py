@@ -4,7 +4,6 @@ A decoder is any callable that maps latent codes ``z`` of shape ``(N, d)`` to a 
 ``batch_shape`` starts with ``N``. Further batch dimensions are independent features, so a plain ``Normal(mu, sigma)``
 of shape ``(N, D)`` is a decoder of ``D`` features. Nothing else is asked of it: it may be a lambda, an ``nn.Module``,
 or a method. It must be a *function*: the same code always gives the same distribution, whatever else is in the batch.
-`pullback._decoders.probe` looks once whether that holds, and says in one sentence what to change where it does not.
 """
 
 from __future__ import annotations
@@ -28,19 +27,13 @@ from pullback._progress import decoded
 
 
 def decode(decoder: Decoder, z: Tensor) -> Distribution:
-    """Decodes codes ``(N, d)`` to ``p(x|z)`` and checks the contract.
-
-    Raises:
-        DecoderError: the decoder is random (train mode, dropout), mixes the codes of a batch, does not return a
-            distribution, or returns one whose batch shape does not start with ``N``.
-    """
+    """Decodes codes ``(N, d)`` to ``p(x|z)``; a `DecoderError` where the contract is broken."""
     if not callable(decoder):
         raise TypeError(no_decoder(decoder))
     if z.ndim != 2:
         raise ValueError(f"Decoders are called with codes of shape (N, d), got {tuple(z.shape)}. Use z.reshape(-1, d).")
     decoded(len(z))
-    known = facts(decoder, z)
-    if known is not None:
+    if known := facts(decoder, z):
         known.check_modes()
     wanted = in_transform() or (torch.is_grad_enabled() and z.requires_grad)
     with differentiable_kernels(plain=route(decoder, z).plain) if wanted else contextlib.nullcontext():
@@ -60,29 +53,11 @@ def observe(decoder: Decoder, z: Tensor) -> Distribution:
 def as_codes(
     z: Any, like: object = None, *, a_set: bool = False, least: int = 1, finite: bool = False, dim: int | None = None
 ) -> Tensor:
-    """Codes as a tensor ``(*batch, d)``, from whatever a user may give; the first line of every public function
-    with codes.
+    """Codes as a tensor ``(*batch, d)``: the first line of every public function with codes.
 
-    NumPy arrays and lists become tensors. All of them get the dtype and the device of `like`, so that float64 codes can
-    be given to a float32 model; tensors keep their gradient.
-
-    Args:
-        z: a tensor, a NumPy array, or a list of numbers, tensors or arrays.
-        like: where the codes will be used: a metric, a decoder, a module, or a tensor. Without one, or where it does
-            not tell, tensors and floating-point arrays stay what they are, other numbers get torch's default dtype.
-        a_set: whether the codes must have shape ``(n, d)``.
-        least: what n must at least be.
-        finite: whether codes that are NaN or infinite are refused.
-        dim: what d must be.
-
-    Raises:
-        TypeError: ``z`` cannot be read as real numbers.
-        ValueError: ``z`` is a scalar, no set where one is needed, or not finite where it must be.
-
-    >>> as_codes([[0, 1], [2, 3]]).dtype
-    torch.float32
-    >>> as_codes(np.zeros((5, 2)), like=torch.nn.Linear(2, 3)).dtype
-    torch.float32
+    They get the dtype and the device of `like`, a metric, a decoder, a module or a tensor, and keep their gradient.
+    Where that does not tell, tensors and floating-point arrays stay what they are, other numbers get torch's default
+    dtype. Further options say what is refused: what is no set ``(n, d)`` of at `least` n, not finite, or of another d.
     """
     # A list of Python's numbers has no dtype of its own.
     has_dtype = isinstance(z, (Tensor, np.ndarray)) or _holds_tensors(z)

@@ -1,8 +1,4 @@
-r"""Several decoders instead of one: retrained from other seeds, or drawn from a Laplace approximation.
-
-Where there are data the members agree; where there are none nothing makes them. `pullback.EnsembleMetric` turns that
-disagreement into length.
-"""
+"""Several decoders instead of one: retrained from other seeds, or drawn from a Laplace approximation."""
 
 from __future__ import annotations
 
@@ -27,12 +23,11 @@ class EnsembleDecoder(nn.Module):
     Args:
         members: at least two decoders.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Bernoulli
-        >>> ensemble = pb.EnsembleDecoder([lambda z: Bernoulli(0 * z + 0.2), lambda z: Bernoulli(0 * z + 0.4)])
-        >>> ensemble(torch.zeros(1, 1)).probs
-        tensor([[0.3000]])
+    >>> import torch, pullback as pb
+    >>> from torch.distributions import Bernoulli
+    >>> ensemble = pb.EnsembleDecoder([lambda z: Bernoulli(0 * z + 0.2), lambda z: Bernoulli(0 * z + 0.4)])
+    >>> ensemble(torch.zeros(1, 1)).probs
+    tensor([[0.3000]])
     """
 
     def __init__(self, members: Iterable[Decoder]):

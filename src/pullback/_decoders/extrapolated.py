@@ -49,14 +49,13 @@ class Extrapolated(nn.Module):
             no straight line between two centers that leaves the support is shorter than the way along the data. Call
             `calibrate` after the decoder has changed. For a metric in other units than Fisher-Rao's give your own.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> codes = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-        >>> metric = pb.FisherRaoMetric(pb.Extrapolated(lambda z: Normal(z, 1.0), pb.Support.fit(codes)))
-        >>> z = torch.tensor([[0.0, 0.0], [9.0, 0.0]])
-        >>> metric.log_volume(z).diff() > 1  # larger off the data than on them
-        tensor([True])
+    >>> import torch, pullback as pb
+    >>> from torch.distributions import Normal
+    >>> codes = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> metric = pb.FisherRaoMetric(pb.Extrapolated(lambda z: Normal(z, 1.0), pb.Support.fit(codes)))
+    >>> z = torch.tensor([[0.0, 0.0], [9.0, 0.0]])
+    >>> metric.log_volume(z).diff() > 1  # larger off the data than on them
+    tensor([True])
     """
 
     strength: Tensor
@@ -119,13 +118,13 @@ def _height(support: Support, distance2: Tensor) -> Tensor:
 
 
 def _closing_slope(support: Support, c: Tensor, M: Tensor) -> Tensor:
-    r"""The smallest slope of the wall at which no straight hop between two of the centers c is a short cut.
-
-    A hop is a straight line that leaves the support. It climbs to the largest height ρ on it and down again, so it
-    costs at least 2 λ ρ; the way along the data costs the distance in the graph of near centers that see each other
-    within the support.
-    """
-    peaks = _peaks(support, c)
+    """The smallest slope λ of the wall at which no straight hop between two of the centers c is a short cut: it costs
+    2 λ ρ at least, the way along the data the distance in the graph of near centers that see each other inside."""
+    t = torch.linspace(0, 1, _LINE_POINTS + 2, dtype=c.dtype, device=c.device)[1:-1, None, None]
+    peaks = c.new_zeros(len(c), len(c)) + support.edge  # the largest distance2 on each straight line
+    for i in range(len(c) - 1):
+        peaks[i, i + 1 :] = support.distance2(c[i] + t * (c[i + 1 :] - c[i])).amax(0)
+    peaks = torch.maximum(peaks, peaks.mT)
     inside = peaks <= support.border
     v = c[:, None] - c
     lengths = torch.einsum("ijk,ikl,ijl->ij", v, M, v)
@@ -136,12 +135,3 @@ def _closing_slope(support: Support, c: Tensor, M: Tensor) -> Tensor:
     along = torch.from_numpy(dijkstra(edges.cpu().numpy(), directed=False)).to(c)
     hops = ~inside & along.isfinite()
     return torch.where(hops, along / (2 * _height(support, peaks)), 0.0).amax()
-
-
-def _peaks(support: Support, c: Tensor) -> Tensor:
-    """The largest distance2 on the straight line between each two of the points c."""
-    t = torch.linspace(0, 1, _LINE_POINTS + 2, dtype=c.dtype, device=c.device)[1:-1, None, None]
-    peaks = c.new_zeros(len(c), len(c)) + support.edge
-    for i in range(len(c) - 1):
-        peaks[i, i + 1 :] = support.distance2(c[i] + t * (c[i + 1 :] - c[i])).amax(0)
-    return torch.maximum(peaks, peaks.mT)

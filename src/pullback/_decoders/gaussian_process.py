@@ -83,8 +83,14 @@ class GPDecoder(nn.Module):
         start = np.log([math.sqrt(float(squares.median()) + 1e-12), scale, 0.3 * scale])
 
         def objective(log_parameters: np.ndarray) -> tuple[float, np.ndarray]:
+            """The negative log-likelihood of a value (Rasmussen and Williams 2006, equation 2.30), and its gradient."""
             theta = torch.tensor(log_parameters, dtype=z.dtype, device=z.device, requires_grad=True)
-            loss = _negative_log_likelihood(squares, y, *theta.exp()) / y.numel()
+            lengthscale, signal, noise = theta.exp()
+            factor = _factor(_kernel(squares, lengthscale, signal), noise)
+            whitened = torch.linalg.solve_triangular(factor, y, upper=False)
+            log_det = 2 * factor.diagonal().log().sum()
+            total = whitened.square().sum() + y.shape[1] * log_det + y.numel() * math.log(2 * math.pi)
+            loss = 0.5 * total / y.numel()
             (gradient,) = torch.autograd.grad(loss, theta)
             return loss.item(), gradient.cpu().numpy()
 
@@ -122,14 +128,6 @@ def _factor(kernel: Tensor, noise: Tensor) -> Tensor:
             "lengthscale and noise. Raise noise, lower lengthscale, or use float64 codes."
         )
     return factor
-
-
-def _negative_log_likelihood(squares: Tensor, y: Tensor, lengthscale: Tensor, signal: Tensor, noise: Tensor) -> Tensor:
-    """Of D independent features with one kernel (Rasmussen and Williams 2006, equation 2.30, summed)."""
-    factor = _factor(_kernel(squares, lengthscale, signal), noise)
-    whitened = torch.linalg.solve_triangular(factor, y, upper=False)
-    log_det = 2 * factor.diagonal().log().sum()
-    return 0.5 * (whitened.square().sum() + y.shape[1] * log_det + y.numel() * math.log(2 * math.pi))
 
 
 def _checked(codes: Tensor | Array, x: Tensor | Array) -> tuple[Tensor, Tensor]:

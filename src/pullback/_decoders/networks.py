@@ -1,10 +1,11 @@
-"""The networks inside a decoder, as far as Python can see them: for a lambda, those it refers to."""
+"""The networks inside a decoder, as far as Python can see them, and what was learned of it, for as long as it lives."""
 
 from __future__ import annotations
 
 import dis
 import functools
 import inspect
+import threading
 import weakref
 from collections.abc import Iterator
 from types import CodeType
@@ -12,10 +13,36 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pullback._decoders.memory import Memory
-
 # A lambda that calls a function that calls a partial: deeper than this nobody was seen to hide a network.
 _DEPTH = 4
+
+
+class Memory:
+    """What is known per object, for as long as it lives. A bound method counts as its object and its function."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[object, Any]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, thing: object, detail: object) -> Any:
+        owner, part = _owner(thing)
+        return self._known.get(id(owner), {}).get((part, detail))
+
+    def put(self, thing: object, detail: object, value: object) -> None:
+        owner, part = _owner(thing)
+        with self._lock:
+            if id(owner) not in self._known:
+                self._known[id(owner)] = {}
+                try:
+                    weakref.finalize(owner, self._known.pop, id(owner), None).atexit = False
+                except TypeError:
+                    # It cannot be watched, so it is kept: its number must not become another object's.
+                    self._known[id(owner)][None] = owner
+            self._known[id(owner)][part, detail] = value
+
+
+def _owner(thing: object) -> tuple[object, object]:
+    return (thing.__self__, thing.__func__) if inspect.ismethod(thing) else (thing, None)
 
 
 _KNOWN = Memory()
@@ -32,10 +59,7 @@ def networks(decoder: object) -> list[nn.Module]:
 
 
 def reference(like: object) -> Tensor | None:
-    """A tensor of the dtype and device that a decoder, metric or module works in; None if they cannot be told.
-
-    Networks that disagree say nothing.
-    """
+    """A tensor of the dtype and device that a decoder, metric or module works in; None if its networks disagree."""
     if isinstance(like, Tensor):
         return like if like.is_floating_point() else None
     inner = None if isinstance(like, nn.Module) else getattr(like, "decoder", None)

@@ -23,15 +23,12 @@ _AT_ONCE = {"cpu": 2**21, "cuda": 2**25}
 
 
 def pulled_back(rule: Rule, decoder: Decoder, z: Tensor) -> Tensor:
-    r"""The tensor :math:`J^\top I J` ``(N, d, d)`` for the information that `rule` gives the decoded distributions.
-
-    It can be differentiated where the codes require a gradient. Otherwise it is a constant, computed in bounded memory.
-    """
+    r"""The tensor :math:`J^\top I J` ``(N, d, d)`` for the information that `rule` gives the decoded distributions."""
     if torch.is_grad_enabled() and z.requires_grad:
         return _pulled_back(rule, decoder, z)
-    known = facts(observed(decoder), z)
-    per_code = (1 + z.shape[-1]) * max(1, known.num_features) if known else 1
-    size = _AT_ONCE.get(z.device.type, 2**21) // per_code if known else len(z)
+    size, known = len(z), facts(observed(decoder), z)
+    if known:
+        size = _AT_ONCE.get(z.device.type, 2**21) // ((1 + z.shape[-1]) * max(1, known.num_features))
     with torch.no_grad():
         return torch.cat([_pulled_back(rule, decoder, some) for some in z.split(max(1, size))])
 
@@ -54,22 +51,13 @@ def _pulled_back(rule: Rule, decoder: Decoder, z: Tensor) -> Tensor:
 
 
 def contracted(info: Information, eta: Tensor, u: Tensor) -> Tensor:
-    """``uᵢᵀ I(eta) uⱼ`` for coordinates ``(N, *features, k)`` and tangents ``(m, N, *features, k)``, summed.
-
-    An estimated information is evaluated code by code, each with the same noise: the estimate at a code must not depend
-    on where in a batch the code stands.
-    """
-    if not info.exact:
+    """``uᵢᵀ I(eta) uⱼ`` for coordinates ``(N, *features, k)`` and tangents ``(m, N, *features, k)``, summed."""
+    if not info.exact:  # each code with the same noise: an estimate must not depend on where in a batch it stands
         return torch.stack([info.gram(one, v, 0) for one, v in zip(eta, u.unbind(1), strict=True)])
-    size = _block_size(eta, u)
+    # All codes at once where a graph keeps their memory anyway, or where there is no cache to stay in.
+    whole = eta.device.type != "cpu" or eta.requires_grad or u.requires_grad
+    size = max(1, len(eta) if whole else _BLOCK * len(eta) // max(1, eta.numel()))
     return torch.cat([info.gram(some, v, 1) for some, v in zip(eta.split(size), u.split(size, 1), strict=True)])
-
-
-def _block_size(eta: Tensor, u: Tensor) -> int:
-    """Codes contracted at once: all where a graph keeps their memory anyway, or where there is no cache to stay in."""
-    if eta.device.type != "cpu" or eta.requires_grad or u.requires_grad:
-        return max(1, len(eta))
-    return max(1, _BLOCK * len(eta) // max(1, eta.numel()))
 
 
 def total(values: Tensor, num_batch: int) -> Tensor:

@@ -1,9 +1,5 @@
-r"""A standard deviation that grows away from the data by construction.
-
-A network trained on data alone may predict any noise where there are none. A radial basis network for the *precision*
-cannot: it is a sum of bumps on the codes, so away from them the precision falls to a floor and the standard deviation
-rises to a ceiling (Arvanitidis, Hansen, Hauberg 2018; the Gaussian experiment of Arvanitidis et al. 2022).
-"""
+"""A standard deviation that grows away from the data by construction: the precision is a sum of bumps on the codes
+(Arvanitidis, Hansen, Hauberg 2018; the Gaussian experiment of Arvanitidis et al. 2022)."""
 
 from __future__ import annotations
 
@@ -22,9 +18,7 @@ class RBFPrecision(nn.Module):
 
     Radial basis functions on the support's centers, a linear layer with positive weights w, a reciprocal, and a second
     linear layer with positive weights a. It starts with :math:`\sigma \approx` `scale` on the data and `ceiling` times
-    that far away.
-
-    Train it with the mean held fixed, once the codes are known.
+    that far away. Train it with the mean held fixed, once the codes are known.
 
     Args:
         support: gives the centers and the width h (its `scale`).

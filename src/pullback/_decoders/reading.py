@@ -1,16 +1,12 @@
 r"""Decoders that emit one more reading: what the latent prior knows, or preferences, costs and obstacles.
 
 Let a decoder report, next to x, any function g of the code with known noise, :math:`y \sim \mathcal N(g(z), 1)`. Its
-Fisher information :math:`Dg^\top Dg` is added to the metric,
-
-.. math:: M(z) = J_h^\top I(h(z))\, J_h + Dg(z)^\top Dg(z) ,
-
-so a path pays for every change of g: going over a wall and down again costs at least twice its height.
+Fisher information :math:`Dg^\top Dg` is added to the metric, so a path pays for every change of g: going over a wall
+and down again costs at least twice its height.
 
 The information of a prior, :math:`\Lambda = -\nabla^2 \log p(z)`, is that of a reading :math:`g = \Lambda^{1/2} z` of
 the code itself. With it, M is the expected precision of the posterior of a code, :math:`-\mathrm{E}_{x \mid z}\,
-\nabla_z^2 \log p(x, z)`, the information of the Bayesian Cramér-Rao bound (van Trees 1968); docs/unused.md says why a
-trained decoder needs it.
+\nabla_z^2 \log p(x, z)`, the information of the Bayesian Cramér-Rao bound (van Trees 1968); see docs/unused.md.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 
 from pullback._decoders.contract import Decoder, DecoderError, observed
-from pullback._decoders.refusals import no_decoder, wrong_output
+from pullback._decoders.refusals import check_output, no_decoder
 from pullback._decoders.support import Support
 from pullback._families.location_scale import UnitNormal
 from pullback._families.product import Product
@@ -33,7 +29,7 @@ Reading = Callable[[Tensor, Distribution], Tensor]
 
 
 class _WithReading(nn.Module, abc.ABC):
-    """A decoder and a reading next to what it decodes (abstract). Called, it is the decoder."""
+    """A decoder and a reading next to what it decodes (abstract)."""
 
     def __init__(self, decoder: Decoder):
         super().__init__()
@@ -80,13 +76,12 @@ class WithPrior(_WithReading):
         prior: the prior of the codes: None for the standard normal, a `Normal` of shape ``(d,)``, a
             `MultivariateNormal`, or its precision matrix :math:`\Lambda` of shape ``(d, d)``, positive semi-definite.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Bernoulli
-        >>> decoder = pb.WithPrior(lambda z: Bernoulli(logits=3 * z[..., :1]))  # the second dimension is unused
-        >>> pb.FisherRaoMetric(decoder).tensor(torch.zeros(2))
-        tensor([[3.2500, 0.0000],
-                [0.0000, 1.0000]])
+    >>> import torch, pullback as pb
+    >>> from torch.distributions import Bernoulli
+    >>> decoder = pb.WithPrior(lambda z: Bernoulli(logits=3 * z[..., :1]))  # the second dimension is unused
+    >>> pb.FisherRaoMetric(decoder).tensor(torch.zeros(2))
+    tensor([[3.2500, 0.0000],
+            [0.0000, 1.0000]])
     """
 
     root: Tensor | None
@@ -159,18 +154,16 @@ class WithReading(_WithReading):
         reading: ``g(z, p)`` for codes ``(n, d)`` and what they decode to, of shape ``(n,)`` or ``(n, k)``, in units of
             length of the metric: a change of g by 1 costs a length of at least 1.
 
-    Example:
-        An obstacle of radius 1 around the origin, 10 high:
+    An obstacle of radius 1 around the origin, 10 high:
 
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> def obstacle(z, p):
-        ...     return 10 * torch.sigmoid(8 * (1 - z.norm(dim=-1)))
-        >>> metric = pb.FisherRaoMetric(pb.WithReading(lambda z: Normal(z, 1.0), obstacle))
-        >>> a, b = torch.tensor([-2.0, 0.1]), torch.tensor([2.0, 0.1])
-        >>> path = pb.geodesic(metric, a, b)
-        >>> bool(path.curve(torch.tensor([0.5]))[0].norm() > 1)
-        True
+    >>> import torch, pullback as pb
+    >>> def obstacle(z, p):
+    ...     return 10 * torch.sigmoid(8 * (1 - z.norm(dim=-1)))
+    >>> metric = pb.FisherRaoMetric(pb.WithReading(lambda z: torch.distributions.Normal(z, 1.0), obstacle))
+    >>> a, b = torch.tensor([-2.0, 0.1]), torch.tensor([2.0, 0.1])
+    >>> path = pb.geodesic(metric, a, b)
+    >>> bool(path.curve(torch.tensor([0.5]))[0].norm() > 1)
+    True
     """
 
     def __init__(self, decoder: Decoder, reading: Reading):
@@ -179,9 +172,7 @@ class WithReading(_WithReading):
 
     def _mean(self, z: Tensor, decoded: Callable[[], Distribution]) -> Tensor:
         p, batch = decoded(), z.shape[:-1]
-        sentence = wrong_output(p, z)
-        if sentence is not None:
-            raise DecoderError(sentence)
+        check_output(p, z)
         value = self.reading(z, p)
         if not isinstance(value, Tensor) or value.shape[: len(batch)] != batch or value.ndim > len(batch) + 1:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

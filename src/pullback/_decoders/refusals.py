@@ -7,7 +7,7 @@ from torch.distributions import Distribution
 
 from pullback._autodiff.torch_internals import batch_norms, dropouts
 
-_NO_DERIVATIVE = (
+NO_DERIVATIVE = (
     "or use a metric that needs no derivative of the decoder: pullback.DivergenceMetric(decoder, "
     "method=pullback.divergences.CentralDifference())."
 )
@@ -29,7 +29,7 @@ DETACHED = (
     "The decoder's output depends on the codes, but torch cannot differentiate it: the codes are detached, or leave "
     "torch, on the way (detach(), .data, numpy(), torch.no_grad() or torch.inference_mode() inside the decoder). Take "
     "that away, "
-) + _NO_DERIVATIVE
+) + NO_DERIVATIVE
 
 
 class DecoderError(ValueError):
@@ -42,34 +42,23 @@ class DecoderError(ValueError):
     """
 
 
-def batch_dependence(layer: nn.Module) -> str | None:
-    """Why the layer makes a decoder random or dependent on the rest of the batch, or None."""
+def check_mode(layer: nn.Module) -> None:
+    """Raises if the layer makes a decoder random or dependent on the rest of the batch."""
     name = type(layer).__name__
     if isinstance(layer, dropouts) and layer.training and layer.p > 0:
-        return f"The decoder is in train mode and has {name}, so its output is random. Call model.eval() first."
+        raise DecoderError(
+            f"The decoder is in train mode and has {name}, so its output is random. Call model.eval() first."
+        )
     if isinstance(layer, batch_norms) and layer.training:
-        return (
+        raise DecoderError(
             f"The decoder is in train mode and has {name}, so each code's distribution depends on the rest of its "
             "batch. Call model.eval() first."
         )
     if isinstance(layer, batch_norms) and layer.running_mean is None:
-        return (
+        raise DecoderError(
             f"The decoder has {name} without running statistics, so each code's distribution depends on the rest of "
             "its batch. Build it with track_running_stats=True, or use LayerNorm or GroupNorm."
         )
-    return None
-
-
-def whole_model(model: object, z: Tensor, error: Exception) -> str | None:
-    """For a model that does not take codes itself, but has a part that decodes; None if it has none."""
-    places = [place for place in PLACES if callable(getattr(model, place, None))]
-    if not places:
-        return None
-    return (
-        f"{type(model).__name__} does not take codes of shape {tuple(z.shape)} ({first_line(error)}), but it has "
-        f"{places[0]}: use pullback.as_decoder(model, family=torch.distributions.Bernoulli), with the likelihood it "
-        "was trained with."
-    )
 
 
 def no_decoder(thing: object) -> str:
@@ -83,8 +72,15 @@ def no_decoder(thing: object) -> str:
     )
 
 
-def refused_codes(z: Tensor, error: Exception) -> str:
-    """For a decoder that fails at its first codes."""
+def refused_codes(model: object, z: Tensor, error: Exception) -> str:
+    """For a decoder that fails at its first codes, perhaps because it is a whole model with a part that decodes."""
+    for place in PLACES:
+        if callable(getattr(model, place, None)):
+            return (
+                f"{type(model).__name__} does not take codes of shape {tuple(z.shape)} ({first_line(error)}), but it "
+                f"has {place}: use pullback.as_decoder(model, family=torch.distributions.Bernoulli), with the "
+                "likelihood it was trained with."
+            )
     return (
         f"The decoder does not take codes of {z.shape[-1]} dimensions, {z.dtype}, on {z.device}: {first_line(error)}. "
         "Give codes of its latent dimension, with its dtype and device. It is called with any number N of codes (N, "
@@ -93,58 +89,32 @@ def refused_codes(z: Tensor, error: Exception) -> str:
     )
 
 
-def leaves_torch(error: Exception) -> str:
-    """For a decoder that takes codes, but not codes that require a gradient."""
-    return (
-        f"The decoder cannot be differentiated: it fails when its codes require a gradient ({first_line(error)}). Keep "
-        f"to torch's operations inside it (no numpy(), item() or tolist()), {_NO_DERIVATIVE}"
-    )
-
-
-def no_derivative(forward: Exception, reverse: Exception) -> str:
-    """For a decoder with an operation that has neither kind of derivative."""
-    return (
-        f"The decoder uses an operation without a forward-mode derivative ({first_line(forward)}) and without a second "
-        f"reverse one ({first_line(reverse)}). Write that operation out in elementary ones, {_NO_DERIVATIVE}"
-    )
-
-
-def invalid_parameter(error: Exception) -> str:
-    """For a distribution that torch itself refused to build."""
-    return (
-        "The decoder built a distribution with invalid parameters (NaN, or outside their range). Check the model at "
-        "these codes: use softplus for scales and rates, logits instead of probabilities. torch says: "
-        f"{first_line(error)}"
-    )
-
-
-def wrong_output(p: object, z: Tensor) -> str | None:
-    """What is wrong with what a decoder returned for codes ``(N, d)``, or None."""
+def check_output(p: object, z: Tensor) -> None:
+    """Raises unless a decoder returned one distribution for each of the codes ``(N, d)``."""
     if isinstance(p, Tensor):
-        return (
+        raise DecoderError(
             "The decoder returned a tensor, not a distribution. Say which likelihood the model was trained with: "
             "pullback.as_decoder(model, family=torch.distributions.Bernoulli) for logits, or in general "
             "`lambda z: torch.distributions.Bernoulli(logits=model(z))`."
         )
     if isinstance(p, (tuple, list)) and any(isinstance(part, Tensor) for part in p):
-        return (
+        raise DecoderError(
             f"The decoder returned {type(p).__name__}, not a torch.distributions.Distribution. If it holds a mean and "
             "a log-variance, use pullback.as_decoder(model, family=torch.distributions.Normal)."
         )
     if not isinstance(p, Distribution):
-        return (
+        raise DecoderError(
             f"The decoder returned {type(p).__name__}, not a torch.distributions.Distribution. Return one "
             "distribution; for features of different kinds use pullback.Product(p, q, ...). For the output of a model "
             "of another library use pullback.as_decoder(model, family=torch.distributions.Normal), with the "
             "likelihood it was trained with."
         )
     if p.batch_shape[:1] != z.shape[:1]:
-        return (
+        raise DecoderError(
             f"The decoder was given codes of shape {tuple(z.shape)} and returned a distribution with batch shape "
             f"{tuple(p.batch_shape)}, which must start with ({len(z)},). Keep the first dimension of z: do not "
             "squeeze, and use flatten(1) or view(len(z), -1)."
         )
-    return None
 
 
 def first_line(error: Exception) -> str:

@@ -1,11 +1,5 @@
-r"""The paper's extrapolation: p(x|z) fades to the most uncertain member of its family away from the data.
-
-With a slider s from 0 on the data to 1 far from them, a decoder h is replaced by
-:math:`(1 - s)\, h(z) + s\, \mathrm{extrapolate}(z)` in the family's parameters (Arvanitidis et al. 2022, appendix on
-uncertainty; Detlefsen et al. 2019). Two open functions say what that means for a family: `most_uncertain` gives the
-distribution to fade to, `blend` mixes the parameters.
-docs/uncertainty.md shows the limit of this geometry, which `Extrapolated` does not have.
-"""
+"""The paper's extrapolation: p(x|z) fades to the most uncertain member of its family away from the data (Arvanitidis
+et al. 2022, appendix on uncertainty; Detlefsen et al. 2019). docs/uncertainty.md shows the limit of this geometry."""
 
 from __future__ import annotations
 
@@ -35,19 +29,16 @@ class Reweighted(nn.Module):
         decoder: any decoder whose family has rules for `pullback.blend` and, without a `target`,
             `pullback.most_uncertain`.
         support: where the data are.
-        beta: the paper's sharpness :math:`\beta`; lower is sharper. By default s is one half at the border of what the
-            support `contains`.
+        beta: the paper's sharpness :math:`\beta`; lower is sharper. By default s is ½ at the support's `border`.
         target: a distribution of the decoder's family, broadcastable to what it decodes, or a decoder that returns one
             (an ``nn.Module`` there follows ``.to``). By default ``most_uncertain(p(x|z))``.
         smooth: whether D is the smooth distance or the paper's, which has kinks.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Bernoulli
-        >>> codes = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-        >>> decoder = pb.Reweighted(lambda z: Bernoulli(logits=0 * z + 2.0), pb.Support.fit(codes))
-        >>> decoder(torch.tensor([[0.0, 0.0], [90.0, 0.0]])).probs[:, 0].round(decimals=2)  # on the data and far off
-        tensor([0.8800, 0.5000])
+    >>> import torch, pullback as pb
+    >>> codes = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> decoder = pb.Reweighted(lambda z: torch.distributions.Bernoulli(logits=0 * z + 2.0), pb.Support.fit(codes))
+    >>> decoder(torch.tensor([[0.0, 0.0], [90.0, 0.0]])).probs[:, 0].round(decimals=2)  # on the data and far off
+    tensor([0.8800, 0.5000])
     """
 
     beta: Tensor

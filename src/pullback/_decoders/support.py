@@ -33,8 +33,7 @@ class Support(nn.Module):
     **Attributes** (buffers, so they follow ``.to`` and ``state_dict``):
 
     - `origin`, `offsets`: the mean of the k-means centers, shape ``(d,)``, and the centers as seen from it, ``(k, d)``.
-    - `scale`: the smoothing length h of the distance, by default a little above the median distance of a
-      center to its nearest neighbor.
+    - `scale`: the smoothing length h, by default a little above the median distance of a center to its nearest one.
     - `edge`: the value of `distance2` at which the support ends, by default its 99 % quantile over the codes.
     - `spread`: root mean square distance of the codes from their mean, the size of the whole cloud.
 
@@ -54,11 +53,10 @@ class Support(nn.Module):
         super().__init__()
         # Measured from the centers' mean, |z|² - (2 z·c - |c|²) loses no digits when the cloud lies far from the
         # origin.
-        self.register_buffer("origin", centers.mean(0))
-        self.register_buffer("offsets", centers - centers.mean(0))
-        self.register_buffer("scale", scale)
-        self.register_buffer("edge", edge)
-        self.register_buffer("spread", spread)
+        offsets = centers - centers.mean(0)
+        buffers = {"origin": centers.mean(0), "offsets": offsets, "scale": scale, "edge": edge, "spread": spread}
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
 
     @property
     def centers(self) -> Float[Tensor, "k d"]:
@@ -79,11 +77,9 @@ class Support(nn.Module):
 
         Args:
             codes: latent codes of the data, shape ``(n, d)``. The support has their dtype and device.
-            num_centers: k. By default :math:`n^{2/3}`, at most 512: both the centers and the codes of a center become
-                many.
+            num_centers: k. By default :math:`n^{2/3}`, at most 512: both the centers and the codes of each are many.
             scale: the smoothing length h. By default :math:`1.5^{2/d}` times the median distance between neighboring
-                centers. Smaller, and the level sets of the distance are bumpy at every center; larger, and gaps in the
-                data close.
+                centers. Smaller, and level sets are bumpy at every center; larger, and gaps in the data close.
             quantile: the share of the codes that lie inside the `edge` of the support.
             random_state: seed of k-means.
         """
@@ -94,8 +90,15 @@ class Support(nn.Module):
         num_distinct = len(np.unique(codes.cpu().numpy(), axis=0))
         k = _num_centers(len(codes), num_distinct, num_centers)
         centers = torch.as_tensor(_k_means(codes, k, random_state)).to(codes)
-        h = _automatic_scale(centers, codes) if scale is None else codes.new_tensor(scale)
         spread = (codes - codes.mean(0)).square().sum(-1).mean().sqrt()
+        if scale is not None:
+            h = codes.new_tensor(scale)
+        elif k == 1:
+            h = (codes - centers).square().sum(-1).mean().sqrt()
+        else:
+            squares = (centers[:, None, :] - centers).square().sum(-1)
+            spacing = squares.fill_diagonal_(torch.inf).amin(-1).sqrt().median()
+            h = 1.5 ** (2 / centers.shape[1]) * spacing  # a ball of radius h holds as many centers in every dimension
         support = cls(centers, scale=h, edge=torch.zeros_like(h), spread=spread)
         distances = torch.cat([support.distance2(chunk) for chunk in codes.split(4096)])
         # torch.quantile refuses more than 16 million values; sorting does not.
@@ -111,7 +114,11 @@ class Support(nn.Module):
             return self.squared_distances(z).amin(-1).clamp_min(0)
         z, h2 = self._codes(z) - self.origin, self.scale.square()
         scores = nn.functional.linear(z, 2 / h2 * self.offsets, -self.offsets.square().sum(-1) / h2)
-        return z.square().sum(-1) - h2 * _logsumexp(scores)
+        # Terms below exp(-40) are lost anyway; raised to it they do not become subnormal numbers, which cost
+        # torch.logsumexp nine tenths of its time in single precision.
+        peak = scores.detach().amax(-1, keepdim=True)
+        logsumexp = (scores - peak).clamp_min(-40).exp().sum(-1).log() + peak[..., 0]
+        return z.square().sum(-1) - h2 * logsumexp
 
     def squared_distances(self, z: Codes) -> Float[Tensor, "*batch k"]:
         """The squared distance to each center."""
@@ -143,11 +150,8 @@ class Support(nn.Module):
 
 
 def squared_distances(z: Float[Tensor, "*batch d"], points: Float[Tensor, "k d"]) -> Float[Tensor, "*batch k"]:
-    r""":math:`|z - c_j|^2` as :math:`|z|^2 - (2 z\cdot c_j - |c_j|^2)`: one matrix product, no tensor of differences.
-
-    Digits are lost where \|z| is much larger than the distances: measure from near the points' mean. Rounding may make
-    a distance slightly negative.
-    """
+    r""":math:`|z - c_j|^2` in one matrix product; slightly negative by rounding. Measure from near the points' mean:
+    digits are lost where \|z| is much larger than the distances."""
     return z.square().sum(-1, keepdim=True) - nn.functional.linear(z, 2 * points, -points.square().sum(-1))
 
 
@@ -172,7 +176,7 @@ def _k_means(codes: Tensor, num_centers: int, random_state: int) -> np.ndarray:
     from sklearn.cluster import KMeans, MiniBatchKMeans
     from threadpoolctl import threadpool_limits
 
-    points = codes.detach().cpu().double().numpy()
+    points = codes.cpu().double().numpy()
     if len(points) < _MINI_BATCH_FROM:
         model = KMeans(num_centers, random_state=random_state)
     else:
@@ -180,18 +184,3 @@ def _k_means(codes: Tensor, num_centers: int, random_state: int) -> np.ndarray:
     # Its threads wait for each other at every small step, which on a busy machine costs ten times the work.
     with threadpool_limits(1):
         return np.asarray(model.fit(points).cluster_centers_)
-
-
-def _automatic_scale(centers: Tensor, codes: Tensor) -> Tensor:
-    if len(centers) == 1:
-        return (codes - centers).square().sum(-1).mean().sqrt().detach()
-    squares = (centers[:, None, :] - centers).square().sum(-1)
-    spacing = squares.fill_diagonal_(torch.inf).amin(-1).sqrt().median()
-    return 1.5 ** (2 / centers.shape[1]) * spacing  # a ball of radius h holds about as many centers in every dimension
-
-
-def _logsumexp(x: Tensor) -> Tensor:
-    """Over the last dimension. Terms below exp(-40) are lost anyway; raised to it they do not become subnormal numbers,
-    which cost torch.logsumexp nine tenths of its time in single precision."""
-    peak = x.detach().amax(-1, keepdim=True)
-    return (x - peak).clamp_min(-40).exp().sum(-1).log() + peak[..., 0]

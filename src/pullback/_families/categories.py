@@ -14,18 +14,9 @@ from torch import Tensor
 from torch.distributions import Categorical, Multinomial, OneHotCategorical
 
 from pullback._autodiff.torch_internals import given_probs
+from pullback._families import rules
 from pullback._families.fading import FIXED, UNIFORM, fades
 from pullback._families.information import Information, Maps
-from pullback._families.rules import (
-    AFFINITY,
-    Dual,
-    check_equal,
-    fisher,
-    log_affinity,
-    natural_and_mean,
-    positive_kl,
-    rao_distance,
-)
 from pullback._numerics.special import weighted_excess
 
 Categories = Categorical | OneHotCategorical | Multinomial
@@ -48,7 +39,7 @@ def _root_probs(logits: Tensor) -> Tensor:
     return torch.exp(0.5 * torch.log_softmax(logits, -1))
 
 
-@fisher.register
+@rules.fisher.register
 def _(p: Categories) -> Information:
     r"""Coordinates logits: I = n (diag(p) - ppᵀ); φ = 2 √(n p), on a sphere of radius 2 √n."""
     scale = math.sqrt(_trials(p))
@@ -56,37 +47,37 @@ def _(p: Categories) -> Information:
     maps = Maps(
         lambda eta, _: (2 * scale * torch.exp(0.5 * eta),), lambda eta, _, u: (scale * torch.exp(0.5 * eta) * u,)
     )
-    return Information(_log_probs(p), root=lambda eta, u: scale * _simplex_root(eta, u), pair=maps, separable=True)
+
+    def root(eta: Tensor, u: Tensor) -> Tensor:
+        return scale * (_root_probs(eta) * (u - (torch.softmax(eta, -1) * u).sum(-1, keepdim=True)))
+
+    return Information(_log_probs(p), root=root, pair=maps, separable=True)
 
 
-def _simplex_root(eta: Tensor, u: Tensor) -> Tensor:
-    return _root_probs(eta) * (u - (torch.softmax(eta, -1) * u).sum(-1, keepdim=True))
-
-
-@rao_distance.register
+@rules.rao_distance.register
 def _(p: Categories, q: Categories) -> Tensor:
     r"""2 √n arccos Σ √(p q) = 4 √n arcsin(|√p - √q| / 2), for equal sample sizes n. (The paper prints half of it.)"""
-    check_equal("Fisher-Rao distance", "total_count", p, q)
+    rules.check_equal("Fisher-Rao distance", "total_count", p, q)
     chord = torch.linalg.vector_norm(_root_probs(_log_probs(p)) - _root_probs(_log_probs(q)), dim=-1)
     return 4 * math.sqrt(_trials(p)) * torch.asin(0.5 * chord)
 
 
-@natural_and_mean.register
-def _(p: Categories) -> Dual:
+@rules.natural_and_mean.register
+def _(p: Categories) -> rules.Dual:
     """T = x, the counts. They add up to n, so logits count up to a constant, which no chord sees."""
     return p.logits, _trials(p) * p.probs
 
 
-@positive_kl.register
+@rules.positive_kl.register
 def _(p: Categories, q: Categories) -> Tensor:
     r""":math:`n \sum_i p_i\, g(\log q_i - \log p_i)`."""
-    check_equal("Kullback-Leibler divergence", "total_count", p, q)
+    rules.check_equal("Kullback-Leibler divergence", "total_count", p, q)
     logits, others = p.logits.log_softmax(-1), q.logits.log_softmax(-1)
     return _trials(p) * weighted_excess(logits.exp(), others.exp(), others - logits).sum(-1)
 
 
-@log_affinity.register
+@rules.log_affinity.register
 def _(p: Categories, q: Categories, alpha: float) -> Tensor:
     r""":math:`n \log \sum_i p_i^\alpha q_i^{1-\alpha}` from logits."""
-    check_equal(AFFINITY, "total_count", p, q)
+    rules.check_equal(rules.AFFINITY, "total_count", p, q)
     return _trials(p) * torch.logsumexp(alpha * p.logits + (1 - alpha) * q.logits, dim=-1)

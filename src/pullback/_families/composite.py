@@ -1,13 +1,13 @@
 r"""Distributions made of others: independent features, products of families, fixed changes of variable, mixtures.
 
-Three facts cover them. The information of independent parts is block-diagonal, so roots and embeddings are concatenated
-and distances add in squares. A fixed bijection of the data is a sufficient statistic, so it leaves the information as
-it is. The information of a mixture is an integral without a closed form and goes through the score.
+The information of independent parts is block-diagonal, so roots and embeddings are concatenated and distances add in
+squares. A fixed bijection of the data is a sufficient statistic, so it leaves the information, the statistic and every
+divergence as they are. The information of a mixture is an integral without a closed form and goes through the score.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,32 +26,28 @@ from torch.distributions import (
 )
 
 from pullback._autodiff.torch_internals import depends_on_code
+from pullback._families import rules
 from pullback._families.fading import unsqueezed
 from pullback._families.information import Information, Linear, MissingRuleError
 from pullback._families.masked import Masked
 from pullback._families.product import Product
-from pullback._families.rules import (
-    Dual,
-    best_kl,
-    blend,
-    embed,
-    fisher,
-    log_affinity,
-    most_uncertain,
-    natural_and_mean,
-    positive_kl,
-    rao_distance,
-)
 from pullback._families.score import score_information, tensors_in
 
-Composite = Independent | Product
+Composite = Independent | Product | TransformedDistribution
 
 
 def parts(p: Distribution, q: Distribution | None = None) -> list[tuple[Distribution, Size]]:
-    """The independent parts of a distribution, each with its batch dimensions that are features; those of a transformed
-    one only if the transforms are fixed, and those of q."""
+    """The independent parts of a distribution, each with its batch dimensions that are features."""
+    # The base of a transformed one is its only part, if the transforms are fixed, and those of q.
     inner = [fixed_base(p, q)] if isinstance(p, TransformedDistribution) else _inside(p)
     return [(part, part.batch_shape[len(p.batch_shape) :]) for part in inner]
+
+
+def _pairs(p: Distribution, q: Distribution) -> list[tuple[Distribution, Distribution, Size]]:
+    """The parts of p, each with that of q and with its features."""
+    family = TransformedDistribution if isinstance(p, TransformedDistribution) else type(p)
+    others = _inside(_as(family, q))
+    return [(a, b, features) for (a, features), b in zip(parts(p, q), others, strict=True)]
 
 
 def _inside(p: Distribution) -> tuple[Distribution, ...]:
@@ -62,116 +58,92 @@ def _inside(p: Distribution) -> tuple[Distribution, ...]:
     return (p.base,) if isinstance(p, Masked) else ()
 
 
-def leaves(p: Distribution) -> Iterator[Distribution]:
+def leaves(p: Distribution) -> list[Distribution]:
     """The distributions that `p` is made of: those of its features, parts and base."""
-    inner = _inside(p)
-    for part in inner:
-        yield from leaves(part)
-    if not inner:
-        yield p
+    return [leaf for part in _inside(p) for leaf in leaves(part)] or [p]
 
 
-def additive(rule: Any, of_parts: Any) -> None:
+def _flat(values: Tensor, features: Size) -> Tensor:
+    """``(*b, *features)`` to ``(*b, F)``."""
+    return values[..., None].flatten(values.ndim - len(features))
+
+
+def additive(rule: Any, of_parts: Any, families: Any = Independent | Product) -> None:
     """Registers that a measure of two distributions adds up over features and parts, as `of_parts` has it."""
 
     def total(p: Distribution, q: Distribution, *options: Any) -> Tensor:
-        values = [of_parts(a, b, *options) for (a, _), (b, _) in zip(parts(p), parts(_as(type(p), q)), strict=True)]
-        return torch.stack([x[..., None].flatten(len(p.batch_shape)).sum(-1) for x in values]).sum(0)
+        values = [_flat(of_parts(a, b, *options), features) for a, b, features in _pairs(p, q)]
+        return torch.stack([value.sum(-1) for value in values]).sum(0)
 
-    rule.register(Independent, total)
-    rule.register(Product, total)
+    rule.register(families, total)
 
 
-def blockwise(rule: Any) -> None:
+def blockwise(rule: Any, families: Any = Independent | Product) -> None:
     """Registers that an information is block-diagonal: one block for each part and feature."""
 
     def blocks(p: Distribution) -> Information:
         return joined([merged(rule(part), features) for part, features in parts(p)])
 
-    rule.register(Independent, blocks)
-    rule.register(Product, blocks)
+    rule.register(families, blocks)
 
 
-blockwise(fisher)
-additive(positive_kl, best_kl)
-additive(log_affinity, log_affinity)
-register_kl(Product, Product)(positive_kl)
+blockwise(rules.fisher, Composite)
+additive(rules.positive_kl, rules.best_kl, Composite)
+additive(rules.log_affinity, rules.log_affinity, Composite)
+rules.positive_kl.register(HalfNormal, rules.positive_kl.dispatch(TransformedDistribution))
+register_kl(Product, Product)(rules.positive_kl)
 
-# The information of a mixture has no closed form.
-fisher.register(MixtureSameFamily, score_information)
-
-# A fixed bijection of x leaves the score, the statistic and every divergence as they are. (torch also takes equal
-# values for fixed ones.)
-fisher.register(TransformedDistribution, lambda p: fisher(fixed_base(p)))
-natural_and_mean.register(TransformedDistribution, lambda p: natural_and_mean(fixed_base(p)))
-rao_distance.register(TransformedDistribution, lambda p, q: rao_distance(fixed_base(p, q), q.base_dist))
-positive_kl.register(TransformedDistribution, lambda p, q: best_kl(fixed_base(p, q), q.base_dist))
-positive_kl.register(HalfNormal, positive_kl.dispatch(TransformedDistribution))
-log_affinity.register(TransformedDistribution, lambda p, q, alpha: log_affinity(fixed_base(p, q), q.base_dist, alpha))
+rules.fisher.register(MixtureSameFamily, score_information)
 
 # Their parameters sit in the transforms, so the rule of the base does not apply.
 for _family in (Gumbel, Weibull, Kumaraswamy):
-    log_affinity.register(_family, log_affinity.dispatch(Distribution))
+    rules.log_affinity.register(_family, rules.log_affinity.dispatch(Distribution))
 
 
-@embed.register
-def _(p: Composite, origin: Distribution | None = None) -> Dual | None:
-    r"""The embeddings of the features and parts, side by side; None if one of them has none."""
-    inner = parts(p)
-    origins = [(None, None)] * len(inner) if origin is None else parts(_as(type(p), origin))
-    return _side_by_side_dual(p, [embed(part, origin=o) for (part, _), (o, _) in zip(inner, origins, strict=True)])
+@rules.embed.register
+def _(p: Composite, origin: Distribution | None = None) -> rules.Dual | None:
+    """The embeddings of the features and parts, side by side; None if one of them has none."""
+    if origin is None:
+        return _dual_of_parts([(rules.embed(part), features) for part, features in parts(p)])
+    return _dual_of_parts([(rules.embed(a, origin=b), features) for a, b, features in _pairs(p, origin)])
 
 
-@embed.register
-def _(p: TransformedDistribution, origin: Distribution | None = None) -> Dual | None:
-    r"""The embedding of the base."""
-    base = fixed_base(p, origin)
-    return embed(base, origin=None if origin is None else _as(TransformedDistribution, origin).base_dist)
-
-
-@natural_and_mean.register
-def _(p: Composite) -> Dual | None:
+@rules.natural_and_mean.register
+def _(p: Composite) -> rules.Dual | None:
     """The pairs of the features and parts, side by side."""
-    return _side_by_side_dual(p, [natural_and_mean(part) for part, _ in parts(p)])
+    return _dual_of_parts([(rules.natural_and_mean(part), features) for part, features in parts(p)])
 
 
-def _side_by_side_dual(p: Composite, duals: Sequence[Dual | None]) -> Dual | None:
-    """The pairs of the parts of `p` as one; a Euclidean pair stays the same tensor twice."""
-    known = [dual for dual in duals if dual is not None]
+def _dual_of_parts(duals: Sequence[tuple[rules.Dual | None, Size]]) -> rules.Dual | None:
+    """The pairs of parts as one; a Euclidean pair stays the same tensor twice, and one alone is not copied."""
+    known = [(dual, -1 - len(features)) for dual, features in duals if dual is not None]
     if len(known) < len(duals):
         return None
-    sizes = [len(features) for _, features in parts(p)]
-    phi, psi = ([pair[k].flatten(-1 - n) for pair, n in zip(known, sizes, strict=True)] for k in (0, 1))
-    first = _cat(phi)
-    return first, first if all(a is b for a, b in known) else _cat(psi)
+    phi, psi = ([dual[k].flatten(first) for dual, first in known] for k in (0, 1))
+    first = phi[0] if len(phi) == 1 else torch.cat(phi, -1)
+    if all(dual[0] is dual[1] for dual, _ in known):
+        return first, first
+    return first, psi[0] if len(psi) == 1 else torch.cat(psi, -1)
 
 
-def _cat(tensors: list[Tensor]) -> Tensor:
-    """Side by side; one alone is not copied."""
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
-
-
-@rao_distance.register
+@rules.rao_distance.register
 def _(p: Composite, q: Composite) -> Tensor:
-    r"""The root of the sum of the parts' and features' squared distances."""
-    pairs = zip(parts(p), parts(_as(type(p), q)), strict=True)
-    distances = [rao_distance(a, b)[..., None].flatten(len(p.batch_shape)) for (a, _), (b, _) in pairs]
+    """The root of the sum of the parts' and features' squared distances."""
+    distances = [_flat(rules.rao_distance(a, b), features) for a, b, features in _pairs(p, q)]
     return torch.linalg.vector_norm(torch.cat(distances, -1), dim=-1)
 
 
-@most_uncertain.register
-def _(p: Composite | TransformedDistribution) -> Distribution:
-    return _rebuilt(p, [most_uncertain(part) for part, _ in parts(p)])
+@rules.most_uncertain.register
+def _(p: Composite) -> Distribution:
+    return _rebuilt(p, [rules.most_uncertain(part) for part, _ in parts(p)])
 
 
-@blend.register
-def _(p: Composite | TransformedDistribution, q: Any, s: Tensor) -> Distribution:
-    pairs = zip(parts(p, q), _inside(q), strict=True)
-    return _rebuilt(p, [blend(a, b, unsqueezed(s, len(features))) for (a, features), b in pairs])
+@rules.blend.register
+def _(p: Composite, q: Distribution, s: Tensor) -> Distribution:
+    return _rebuilt(p, [rules.blend(a, b, unsqueezed(s, len(features))) for a, b, features in _pairs(p, q)])
 
 
-def _rebuilt(p: Composite | TransformedDistribution, inner: Sequence[Distribution]) -> Distribution:
-    """The same with other parts."""
+def _rebuilt(p: Composite, inner: Sequence[Distribution]) -> Distribution:
     if isinstance(p, Product):
         return Product(*inner)
     if isinstance(p, Independent):
@@ -179,16 +151,16 @@ def _rebuilt(p: Composite | TransformedDistribution, inner: Sequence[Distributio
     return TransformedDistribution(inner[0], p.transforms)
 
 
-@most_uncertain.register
+@rules.most_uncertain.register
 def _(p: MixtureSameFamily) -> Distribution:
-    weights: Any = most_uncertain(p.mixture_distribution)
-    return MixtureSameFamily(weights, most_uncertain(p.component_distribution))
+    weights: Any = rules.most_uncertain(p.mixture_distribution)
+    return MixtureSameFamily(weights, rules.most_uncertain(p.component_distribution))
 
 
-@blend.register
+@rules.blend.register
 def _(p: MixtureSameFamily, q: MixtureSameFamily, s: Tensor) -> Distribution:
-    weights: Any = blend(p.mixture_distribution, q.mixture_distribution, s)
-    return MixtureSameFamily(weights, blend(p.component_distribution, q.component_distribution, s[..., None]))
+    weights: Any = rules.blend(p.mixture_distribution, q.mixture_distribution, s)
+    return MixtureSameFamily(weights, rules.blend(p.component_distribution, q.component_distribution, s[..., None]))
 
 
 def fixed_base(p: TransformedDistribution, q: Distribution | None = None) -> Distribution:
@@ -202,6 +174,7 @@ def fixed_base(p: TransformedDistribution, q: Distribution | None = None) -> Dis
         )
     others = p.transforms if q is None else _as(TransformedDistribution, q).transforms
     moving = any(depends_on_code(t) or _varies(t, p) for t in tensors_in([p.transforms, others]))
+    # torch also takes equal values for equal transforms
     if moving or others != p.transforms:
         raise MissingRuleError(
             f"The transforms of this {type(p).__name__} have parameters that depend on the code; only fixed transforms "
@@ -219,9 +192,9 @@ def _varies(t: Tensor, p: Distribution) -> bool:
 
 def independent(p: Distribution) -> list[Information]:
     """The information of the parts that `fisher` puts side by side, with features: ``eta (*b, *features, k)``."""
-    if fisher.dispatch(type(p)) in map(fisher.dispatch, (Independent, Product, TransformedDistribution)):
+    if rules.fisher.dispatch(type(p)) is rules.fisher.dispatch(Independent):
         return [info for part, _ in parts(p) for info in independent(part)]
-    return [fisher(p)]
+    return [rules.fisher(p)]
 
 
 def merged(info: Information, features: Size) -> Information:
@@ -231,7 +204,6 @@ def merged(info: Information, features: Size) -> Information:
     shape = (*features, info.eta.shape[-1])
 
     def lifted(act: Linear | None) -> Any:
-        """The same on coordinates of all features side by side."""
         if act is None:
             return None
         return lambda *coordinates: act(*(x.unflatten(-1, shape) for x in coordinates)).flatten(-len(shape))
@@ -246,21 +218,14 @@ def joined(parts: Sequence[Information]) -> Information:
         return parts[0]
     sizes = [part.eta.shape[-1] for part in parts]
     roots = [part.root for part in parts if part.root is not None]
-    exact = all(part.exact for part in parts)
-    eta = torch.cat([part.eta for part in parts], dim=-1)
-    if len(roots) == len(parts):
-        return Information(eta, root=_side_by_side(roots, sizes), exact=exact)
-    return Information(eta, product=_side_by_side([as_product(part) for part in parts], sizes), exact=exact)
+    acts = roots if len(roots) == len(parts) else [as_product(part) for part in parts]
 
+    def act(eta: Tensor, u: Tensor) -> Tensor:
+        own = zip(acts, eta.split(sizes, -1), u.split(sizes, -1), strict=True)
+        return torch.cat([act(*coordinates) for act, *coordinates in own], -1)
 
-def _side_by_side(acts: Sequence[Linear], sizes: list[int]) -> Linear:
-    """What the parts do, each to its own coordinates."""
-
-    def joined(eta: Tensor, u: Tensor) -> Tensor:
-        parts = zip(acts, eta.split(sizes, -1), u.split(sizes, -1), strict=True)
-        return torch.cat([act(*part) for act, *part in parts], -1)
-
-    return joined
+    eta, exact = torch.cat([part.eta for part in parts], dim=-1), all(part.exact for part in parts)
+    return Information(eta, root=act, exact=exact) if acts is roots else Information(eta, product=act, exact=exact)
 
 
 def as_product(info: Information) -> Linear:

@@ -17,18 +17,9 @@ import torch
 from torch import Tensor
 from torch.distributions import VonMises, register_kl
 
+from pullback._families import rules
 from pullback._families.fading import DIRECTION, FAINT, SAME, fades
 from pullback._families.information import Information
-from pullback._families.rules import (
-    Dual,
-    check_equal,
-    embed,
-    fisher,
-    log_affinity,
-    natural_and_mean,
-    positive_kl,
-    rao_distance,
-)
 from pullback._families.von_mises_fisher import VonMisesFisher
 from pullback._numerics.special import resultant
 
@@ -51,24 +42,24 @@ def _offset(p: Directions, origin: Directions) -> Tensor:
     return torch.stack([-2 * torch.sin(angle / 2) ** 2, torch.sin(angle)], -1)
 
 
-@fisher.register
+@rules.fisher.register
 def _(p: VonMises) -> Information:
     r"""Coordinates (angle, κ): I = diag(κ A₂, A₂')."""
     eta = torch.stack([p.loc, p.concentration], -1)
     return Information(eta, root=lambda eta, u: u * torch.stack(_scales(2, eta[..., 1]), -1))
 
 
-@fisher.register
+@rules.fisher.register
 def _(p: VonMisesFisher) -> Information:
     r"""Coordinates (μ, κ) in :math:`\mathbb R^{p+1}`: I = κ A_p (1 - μμᵀ) ⊕ A_p'. μ along itself carries none."""
-    return Information(torch.cat([p.loc, p.concentration[..., None]], -1), root=_sphere_root)
 
+    def root(eta: Tensor, u: Tensor) -> Tensor:
+        loc, dloc = eta[..., :-1], u[..., :-1]
+        across, along = _scales(loc.shape[-1], eta[..., -1])
+        tangent = dloc - (loc * dloc).sum(-1, keepdim=True) * loc
+        return torch.cat([across[..., None] * tangent, along[..., None] * u[..., -1:]], -1)
 
-def _sphere_root(eta: Tensor, u: Tensor) -> Tensor:
-    loc, dloc = eta[..., :-1], u[..., :-1]
-    across, along = _scales(loc.shape[-1], eta[..., -1])
-    tangent = dloc - (loc * dloc).sum(-1, keepdim=True) * loc
-    return torch.cat([across[..., None] * tangent, along[..., None] * u[..., -1:]], -1)
+    return Information(torch.cat([p.loc, p.concentration[..., None]], -1), root=root)
 
 
 def _scales(p: int, concentration: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,39 +68,33 @@ def _scales(p: int, concentration: Tensor) -> tuple[Tensor, Tensor]:
     return concentration * r.spread.sqrt(), r.variance.sqrt()
 
 
-@natural_and_mean.register
-@embed.register
-def _(p: Directions, origin: Directions | None = None) -> Dual:
-    r"""The natural and the mean parameters, κμ and A_p(κ)μ; with an origin, the pair of `_dual_at`."""
-    if origin is not None:
-        return _dual_at(_offset(p, origin), p.concentration)
-    loc = _direction(p)
-    length = resultant(loc.shape[-1], p.concentration).length
-    return p.concentration[..., None] * loc, length[..., None] * loc
+@rules.natural_and_mean.register
+@rules.embed.register
+def _(p: Directions, origin: Directions | None = None) -> rules.Dual:
+    r"""The natural and the mean parameters, κμ and A_p(κ)μ.
 
-
-def _dual_at(offset: Tensor, concentration: Tensor) -> Dual:
-    r"""The same chords from the offset :math:`d = \mu - \mu_0` and the deficit :math:`B = 1 - A_p`: nothing cancels.
-
-    With :math:`a = |d|^2/2 = 1 - \mu^\top\mu_0` the pair is :math:`(\kappa, \kappa a, \kappa d)` and :math:`(-a - B(1 -
-    a), B, A_p d)`.
+    With an origin, :math:`(\kappa, \kappa a, \kappa d)` and :math:`(-a - B(1 - a), B, A_p d)`: the same chords from the
+    offset :math:`d = \mu - \mu_0`, :math:`a = |d|^2/2` and the deficit :math:`B = 1 - A_p`, where nothing cancels.
     """
-    r = resultant(offset.shape[-1], concentration)
-    kappa, length, deficit = concentration[..., None], r.length[..., None], r.deficit[..., None]
+    offset = _direction(p) if origin is None else _offset(p, origin)
+    r = resultant(offset.shape[-1], p.concentration)
+    kappa, length, deficit = p.concentration[..., None], r.length[..., None], r.deficit[..., None]
+    if origin is None:
+        return kappa * offset, length * offset
     a = 0.5 * (offset**2).sum(-1, keepdim=True)
     phi = torch.cat([kappa, kappa * a, kappa * offset], -1)
     return phi, torch.cat([-a - deficit * (1 - a), deficit, length * offset], -1)
 
 
-@rao_distance.register(VonMises, known="concentration")
-@rao_distance.register(VonMisesFisher, known="concentration")
+@rules.rao_distance.register(VonMises, known="concentration")
+@rules.rao_distance.register(VonMisesFisher, known="concentration")
 def _(p: Directions, q: Directions) -> Tensor:
     r"""√(κ A_p(κ)) times the angle: the distance within the family of a known concentration.
 
     The family of all concentrations is a different space: there a shorter path first lowers κ, turns where turning is
     cheap and raises κ again, and its length has no closed form.
     """
-    check_equal("Fisher-Rao distance", "concentration", p, q)
+    rules.check_equal("Fisher-Rao distance", "concentration", p, q)
     if isinstance(p, VonMisesFisher):
         sine, cosine = (torch.linalg.vector_norm(v, dim=-1) for v in (p.loc - q.loc, p.loc + q.loc))
     else:
@@ -119,7 +104,7 @@ def _(p: Directions, q: Directions) -> Tensor:
 
 
 @register_kl(VonMisesFisher, VonMisesFisher)
-@positive_kl.register
+@rules.positive_kl.register
 def _(p: Directions, q: Directions) -> Tensor:
     r"""A Bregman divergence of the log-partition in :math:`\kappa`, and :math:`\kappa' A_p(\kappa)(1-\mu^\top\mu')`."""
     dimension = _dimension(p, q)
@@ -128,7 +113,7 @@ def _(p: Directions, q: Directions) -> Tensor:
     return radial + 0.5 * q.concentration * r.length * (_offset(p, q) ** 2).sum(-1)
 
 
-@log_affinity.register
+@rules.log_affinity.register
 def _(p: Directions, q: Directions, alpha: float) -> Tensor:
     r"""The gap of the log-partition :math:`\log \int e^{\kappa \mu^\top x}` at natural parameters :math:`\kappa\mu`."""
     dimension = _dimension(p, q)
@@ -143,7 +128,7 @@ def _dimension(p: Directions, q: Directions) -> int:
     dimensions = [_direction(r).shape[-1] for r in (p, q)]
     if dimensions[0] != dimensions[1]:
         raise ValueError(
-            f"The divergence needs two distributions on the same sphere, not in {dimensions[0]} and {dimensions[1]} "
-            f"dimensions."
+            "The divergence needs two distributions on the same sphere, not in "
+            f"{dimensions[0]} and {dimensions[1]} dimensions."
         )
     return dimensions[0]

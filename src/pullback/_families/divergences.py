@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -114,23 +113,22 @@ def monte_carlo_kl(num_samples: int = 1000, random_state: RandomState = 0) -> Di
     >>> bool((monte_carlo_kl(10_000)(p, q) - kl(p, q)).abs() < 0.01)
     True
     """
-    return Divergence(partial(_monte_carlo_kl, num_samples, as_seed(random_state)), random=True)
+    seed, size = as_seed(random_state), torch.Size([max(1, num_samples // 2)])
 
+    def estimate(p: Distribution, q: Distribution) -> Tensor:
+        terms = []
+        with fixed_noise(seed, next(tensors_in(p)).device):
+            for source in (p, q):
+                with torch.no_grad():
+                    x = source.sample(size)
+                first, second = p.log_prob(x), q.log_prob(x)
+                own = first if source is p else second
+                # 1, with the gradient of sampling.
+                weight = (own - own.detach()).exp()
+                terms.append(weight * _balanced_excess((second - first).clamp_max(torch.finfo(own.dtype).max)))
+        return torch.stack(terms).mean((0, 1))
 
-def _monte_carlo_kl(num_samples: int, seed: int, p: Distribution, q: Distribution) -> Tensor:
-    with fixed_noise(seed, next(tensors_in(p)).device):
-        terms = [_terms(num_samples, p, q, source) for source in (p, q)]
-    return torch.stack(terms).mean((0, 1))
-
-
-def _terms(num_samples: int, p: Distribution, q: Distribution, source: Distribution) -> Tensor:
-    with torch.no_grad():
-        x = source.sample(torch.Size([max(1, num_samples // 2)]))
-    first, second = p.log_prob(x), q.log_prob(x)
-    own = first if source is p else second
-    # 1, with the gradient of sampling.
-    weight = (own - own.detach()).exp()
-    return weight * _balanced_excess((second - first).clamp_max(torch.finfo(first.dtype).max))
+    return Divergence(estimate, random=True)
 
 
 def _balanced_excess(log_ratio: Tensor) -> Tensor:

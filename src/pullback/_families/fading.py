@@ -1,8 +1,4 @@
-"""How families become uncertain, parameter by parameter: where each goes, and how two of its values mix.
-
-Away from the data a decoder should fade to the distribution that claims the least. Which one that is, and what
-"half-way there" means, are facts about the family; `pullback.Reweighted` needs no others.
-"""
+"""How families become uncertain away from the data, for `pullback.Reweighted`: parameter by parameter."""
 
 from __future__ import annotations
 
@@ -26,7 +22,6 @@ class Parameter:
 
 
 def times(factor: float) -> Parameter:
-    """A parameter that is multiplied."""
     return Parameter(lambda x: factor * x)
 
 
@@ -57,16 +52,14 @@ def fades(family: Callable[..., Distribution], **parameters: Parameter) -> None:
         return family(**targets, validate_args=False)
 
     def blended(p: Distribution, q: Distribution, s: Tensor) -> Distribution:
-        mixed = {name: _mix(name, parameter, p, q, s) for name, parameter in parameters.items()}
+        mixed = {}
+        for name, parameter in parameters.items():
+            a, b = getattr(p, name), getattr(q, name)
+            mixed[name] = parameter.mix(a, b, unsqueezed(s, torch.as_tensor(a).ndim - len(p.batch_shape)))
         return family(**mixed, validate_args=False)
 
     most_uncertain.register(family)(uncertain)
     blend.register(family)(blended)
-
-
-def _mix(name: str, parameter: Parameter, p: Distribution, q: Distribution, s: Tensor) -> Tensor:
-    a = getattr(p, name)
-    return parameter.mix(a, getattr(q, name), unsqueezed(s, torch.as_tensor(a).ndim - len(p.batch_shape)))
 
 
 def unsqueezed(s: Tensor, n: int) -> Tensor:

@@ -26,13 +26,14 @@ fades(LowRankMultivariateNormal, loc=SAME, cov_factor=WIDE, cov_diag=times(100.0
 @fisher.register
 def _(p: MultivariateNormal) -> Information:
     """Coordinates (μ, L), the location and the rows of the lower triangle of the Cholesky factor of Σ."""
-    return Information(torch.cat([p.loc, _pack(p.scale_tril)], -1), root=partial(_cholesky_root, p.event_shape[0]))
+    dim = p.event_shape[0]
 
+    def root(eta: Tensor, u: Tensor) -> Tensor:
+        tangents = torch.cat([u[..., :dim, None], _unpack(u[..., dim:], dim)], -1)
+        x = solve_triangular(_unpack(eta[..., dim:], dim), tangents, upper=False)
+        return torch.cat([x[..., 0], _pack(x[..., 1:], diagonal=2**0.5)], -1)
 
-def _cholesky_root(dim: int, eta: Tensor, u: Tensor) -> Tensor:
-    tangents = torch.cat([u[..., :dim, None], _unpack(u[..., dim:], dim)], -1)
-    x = solve_triangular(_unpack(eta[..., dim:], dim), tangents, upper=False)
-    return torch.cat([x[..., 0], _pack(x[..., 1:], diagonal=2**0.5)], -1)
+    return Information(torch.cat([p.loc, _pack(p.scale_tril)], -1), root=root)
 
 
 @natural_and_mean.register
@@ -88,10 +89,9 @@ def closed_distance(p: MultivariateNormal, q: MultivariateNormal) -> tuple[Tenso
 
 
 def embedded_distance(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
-    r"""A lower bound of the distance: that of the matrices P with blocks Σ + μμᵀ, μ, μᵀ and 1.
+    """A lower bound of the distance: that of the matrices P with blocks Σ + μμᵀ, μ, μᵀ and 1, by ½ tr (P⁻¹ dP)².
 
-    The map to positive definite matrices with the metric :math:`\tfrac12 \mathrm{tr}(P^{-1} dP)^2` is isometric. Calvo
-    and Oller, "A distance between multivariate normal distributions based in an embedding into the Siegel group"
+    Calvo and Oller, "A distance between multivariate normal distributions based in an embedding into the Siegel group"
     (1990).
     """
     loc, cov, _ = _whitened(q, p)
@@ -139,14 +139,11 @@ def _(p: MultivariateNormal | LowRankMultivariateNormal, q: MultivariateNormal, 
     V = alpha * q.covariance_matrix + (1 - alpha) * p.covariance_matrix
     L, info = torch.linalg.cholesky_ex(V)
     whitened = solve_triangular(L, (p.loc - q.loc)[..., None], upper=False)[..., 0]
-    half_logdets = [_half_logdet(torch.linalg.cholesky(r.covariance_matrix)) for r in (p, q)]
-    scales = (1 - alpha) * half_logdets[0] + alpha * half_logdets[1] - _half_logdet(L)
+    factors = [torch.linalg.cholesky(r.covariance_matrix) for r in (p, q)]
+    first, second, between = (f.diagonal(dim1=-2, dim2=-1).log().sum(-1) for f in (*factors, L))
+    scales = (1 - alpha) * first + alpha * second - between
     value = scales - 0.5 * alpha * (1 - alpha) * (whitened**2).sum(-1)
     return torch.where(info == 0, value, torch.inf)
-
-
-def _half_logdet(L: Tensor) -> Tensor:
-    return L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 @fisher.register
@@ -162,18 +159,22 @@ def _(p: LowRankMultivariateNormal) -> Information:
 
 
 def _low_rank_product(dim: int, eta: Tensor, u: Tensor) -> Tensor:
-    _, factor, diag = _split(eta, dim)
+    (_, factor, diag), (dloc, dfactor, ddiag) = (
+        (x[..., :dim], x[..., dim:-dim].unflatten(-1, (dim, -1)), x[..., -dim:]) for x in (eta, u)
+    )
     root = diag.sqrt()
     # In units of √δ: Σ = 1 + WWᵀ, and P = 1 - QQᵀ.
     W = factor / root[..., None]
-    dloc, dfactor, ddiag = _split(u, dim)
     dloc, dW, ddiag = dloc / root, dfactor / root[..., None], ddiag / diag
     capacitance = torch.linalg.cholesky(torch.eye(W.shape[-1], dtype=W.dtype, device=W.device) + W.mT @ W)
     Q = solve_triangular(capacitance, W.mT, upper=False).mT
     PW = solve_triangular(capacitance.mT, Q.mT, upper=True).mT
-    # One solve for everything P multiplies from the left.
+    # One solve for everything P multiplies from the left: x - QQᵀx, and once more on what is left, because along large
+    # factors the difference cancels.
     columns = torch.cat([dloc[..., None], dW, ddiag[..., None] * PW], -1)
-    solved = _refined_solve(W, Q, columns)
+    solved = columns - Q @ (Q.mT @ columns)
+    residual = columns - solved - W @ (W.mT @ solved)
+    solved = solved + residual - Q @ (Q.mT @ residual)
     rank = W.shape[-1]
     Pdloc, PdW, PdPW = solved[..., 0], solved[..., 1 : 1 + rank], solved[..., 1 + rank :]
     for_factor = PdW @ (W.mT @ PW) + PW @ (dW.mT @ PW) + PdPW
@@ -181,14 +182,3 @@ def _low_rank_product(dim: int, eta: Tensor, u: Tensor) -> Tensor:
     squares = ((Q @ (Q.mT @ (ddiag[..., None] * Q))) * Q).sum(-1)
     for_diag = (PdW * PW).sum(-1) + 0.5 * ((1 - 2 * (Q * Q).sum(-1)) * ddiag + squares)
     return torch.cat([Pdloc / root, (for_factor / root[..., None]).flatten(-2), for_diag / diag], -1)
-
-
-def _split(eta: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    return eta[..., :dim], eta[..., dim:-dim].unflatten(-1, (dim, -1)), eta[..., -dim:]
-
-
-def _refined_solve(W: Tensor, Q: Tensor, x: Tensor) -> Tensor:
-    """(1 + WWᵀ)⁻¹ x = x - QQᵀx, and once more on what is left: along large factors the difference cancels."""
-    y = x - Q @ (Q.mT @ x)
-    residual = x - y - W @ (W.mT @ y)
-    return y + residual - Q @ (Q.mT @ residual)

@@ -18,27 +18,18 @@ Linear = Callable[[Tensor, Tensor], Tensor]
 
 
 class MissingRuleError(NotImplementedError):
-    """No closed form is known for these distributions; the message says what to register or to use instead.
-
-    A `NotImplementedError` of its own, so that one raised by a rule of the user's is not mistaken for it.
-    """
+    """No closed form is known for these distributions. Not to be mistaken for a `NotImplementedError` of the user's."""
 
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """A family's embedding (`pullback.embed`) as a function of the coordinates ``eta`` of an `Information`.
+    """A family's embedding (`pullback.embed`) as pure functions of ``eta`` and of the origin's, ``eta0`` or None."""
 
-    Both are pure functions, like the `root` of an `Information`. ``eta0`` are the coordinates of the origin, or None.
-
-    Attributes:
-        values: ``values(eta, eta0)``, the distinct maps ``(phi,)`` or ``(phi, psi)``, of shape ``(*b, m)`` each.
-        push: ``push(eta, eta0, u)``, their derivatives along tangents ``u`` of shape ``(*n, *b, k)``.
-        pull: its transpose, ``pull(eta, eta0, forces)`` of shape ``(*b, k)`` for a force ``(*b, m)`` on each map, where
-            it is known better than by differentiation.
-    """
-
+    # the distinct maps (phi,) or (phi, psi), of shape (*b, m) each
     values: Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
+    # their derivatives along tangents u of shape (*n, *b, k)
     push: Callable[[Tensor, Tensor | None, Tensor], tuple[Tensor, ...]]
+    # its transpose, of shape (*b, k) for a force (*b, m) on each map, where known better than by differentiation
     pull: Callable[[Tensor, Tensor | None, list[Tensor]], Tensor] | None = None
 
 

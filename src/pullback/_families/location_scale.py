@@ -40,43 +40,26 @@ from torch.distributions.utils import euler_constant
 from torch.types import _size
 
 from pullback._autodiff.torch_internals import depends_on_code
+from pullback._families import rules
 from pullback._families.fading import SAME, WIDE, fades, times
 from pullback._families.information import Information, Maps, MissingRuleError, planar
-from pullback._families.rules import (
-    Dual,
-    check_equal,
-    embed,
-    embeds_for_fixed,
-    fisher,
-    fixed,
-    log_affinity,
-    natural_and_mean,
-    positive_kl,
-    rao_distance,
-)
-from pullback._numerics.special import even_excess, excess, horner, log_gamma, log_ratio
+from pullback._numerics.special import excess, horner, log_gamma, log_ratio
 
 for _family in (Normal, Laplace, Cauchy, Gumbel, LogNormal):
     fades(_family, loc=SAME, scale=WIDE)
 fades(HalfNormal, scale=WIDE)
 fades(HalfCauchy, scale=WIDE)
 fades(StudentT, df=SAME, loc=SAME, scale=WIDE)
-embeds_for_fixed(StudentT, "df")
 fades(Weibull, scale=WIDE, concentration=SAME)
 fades(Pareto, scale=SAME, alpha=times(0.1))
 
-Plane = Callable[[Any], tuple[Tensor, Tensor]]
-Line = Callable[[Any], Tensor]
 Constant = float | Tensor
 
 
 def half_plane(
-    family: type[Distribution], *, a: float, c: float, shear: float = 0.0, chart: Plane = lambda p: (p.loc, p.scale)
+    family: type[Distribution], *, a: float, c: float, shear: float = 0.0, chart: Any = lambda p: (p.loc, p.scale)
 ) -> None:
-    r"""Registers a family with :math:`I = (a (d\mu + b\,d\sigma)^2 + c\,d\sigma^2) / \sigma^2`, b the shear.
-
-    The `chart` gives (μ, σ) of a member.
-    """
+    """Registers a family with I = (a (dμ + b dσ)² + c dσ²) / σ², b the shear; the `chart` gives (μ, σ) of a member."""
 
     def root(eta: Tensor, u: Tensor) -> Tensor:
         scales = planar([a**0.5 / eta[..., 1], c**0.5 / eta[..., 1]])
@@ -89,10 +72,10 @@ def half_plane(
         step = eta - eta0
         return step[..., 0] + shear * step[..., 1], eta[..., 1], eta0[..., 1]
 
-    def values(eta: Tensor, eta0: Tensor | None) -> Dual:
+    def values(eta: Tensor, eta0: Tensor | None) -> rules.Dual:
         return _dual(*seen(eta, eta0), a, c)
 
-    def push(eta: Tensor, eta0: Tensor | None, u: Tensor) -> Dual:
+    def push(eta: Tensor, eta0: Tensor | None, u: Tensor) -> rules.Dual:
         return _pushed(*seen(eta, eta0), u[..., 0] + shear * u[..., 1], u[..., 1] / eta[..., 1], a, c)
 
     def pull(eta: Tensor, eta0: Tensor | None, forces: list[Tensor]) -> Tensor:
@@ -106,29 +89,22 @@ def half_plane(
         (loc, scale), (loc1, scale1) = chart(p), chart(q)
         return _distance(loc1 - loc + shear * (scale1 - scale), scale, scale1, a, c)
 
-    fisher.register(family, information)
-    embed.register(family, embed.dispatch(Distribution))
-    rao_distance.register(family, distance)
+    rules.fisher.register(family, information)
+    rules.embed.register(family, rules.embed.dispatch(Distribution))
+    rules.rao_distance.register(family, distance)
 
 
-def half_line(family: type[Distribution], *, c: float, chart: Line) -> None:
+def half_line(family: type[Distribution], *, c: float, chart: Callable[[Any], Tensor]) -> None:
     r"""Registers a family with :math:`I = c / \sigma^2`; the `chart` gives σ, a scale or a rate."""
     length = math.sqrt(c)
 
-    def information(p: Distribution) -> Information:
-        return Information(
-            chart(p)[..., None],
-            root=lambda eta, u: length * u / eta,
-            isometry=lambda eta, eta0: length * log_ratio(eta, torch.ones_like(eta) if eta0 is None else eta0),
-            separable=True,
-        )
+    def arc(eta: Tensor, eta0: Tensor | None) -> Tensor:
+        return length * log_ratio(eta, torch.ones_like(eta) if eta0 is None else eta0)
 
-    fisher.register(family, information)
-    embed.register(family, embed.dispatch(Distribution))
-    rao_distance.register(family, lambda p, q: length * log_ratio(chart(q), chart(p)).abs())
+    rules.line(family, chart=chart, root=lambda eta, u: length * u / eta, arc=arc)
 
 
-def _dual(step: Tensor, scale: Tensor, scale0: Constant, a: Constant, c: Constant) -> Dual:
+def _dual(step: Tensor, scale: Tensor, scale0: Constant, a: Constant, c: Constant) -> rules.Dual:
     """The hyperboloid pair at a `step` from the origin, moved so that this is zero: small chords do not cancel."""
     x = a**0.5 * (step / scale)
     y = (scale0 - scale) / scale
@@ -136,7 +112,7 @@ def _dual(step: Tensor, scale: Tensor, scale0: Constant, a: Constant, c: Constan
     return planar([x, y, w]), planar([x, -w / 2, -y / 2])
 
 
-def _pushed(step: Tensor, scale: Tensor, scale0: Tensor, dstep: Tensor, ds: Tensor, a: Constant, c: Constant) -> Dual:
+def _pushed(step: Tensor, scale: Tensor, scale0: Tensor, dstep: Tensor, ds: Tensor, a: float, c: float) -> rules.Dual:
     """The derivatives of `_dual` along steps of the location and of the logarithm of the scale."""
     x = a**0.5 * (step / scale)
     dx = (a**0.5 / scale) * dstep - x * ds
@@ -145,9 +121,7 @@ def _pushed(step: Tensor, scale: Tensor, scale0: Tensor, dstep: Tensor, ds: Tens
     return planar([dx, dy, dw]), planar([dx, -dw / 2, -dy / 2])
 
 
-def _pulled(
-    step: Tensor, scale: Tensor, scale0: Tensor, forces: list[Tensor], a: Constant, c: Constant
-) -> tuple[Tensor, Tensor]:
+def _pulled(step: Tensor, scale: Tensor, scale0: Tensor, forces: list[Tensor], a: float, c: float) -> rules.Dual:
     """The transpose of `_pushed`: what forces on both maps do along steps of the location and of the log-scale."""
     x = a**0.5 * (step / scale)
     (fx, fy, fw), (gx, gy, gw) = (force.unbind(-1) for force in forces)
@@ -176,15 +150,10 @@ half_plane(Laplace, a=1, c=1)
 # (μ, γ): I = diag(1, 1) / (2γ²).
 half_plane(Cauchy, a=0.5, c=0.5)
 # (μ, β): I = [[1, γ - 1], [γ - 1, (γ - 1)² + π²/6]] / β², γ Euler's constant.
-half_plane(Gumbel, a=1, c=math.pi**2 / 6, shear=euler_constant - 1)
+_GUMBEL = {"a": 1, "c": math.pi**2 / 6, "shear": euler_constant - 1}
+half_plane(Gumbel, **_GUMBEL)
 # (-log λ, 1/k): -log x is a Gumbel variable with that location and scale.
-half_plane(
-    Weibull,
-    a=1,
-    c=math.pi**2 / 6,
-    shear=euler_constant - 1,
-    chart=lambda p: (-p.scale.log(), p.concentration.reciprocal()),
-)
+half_plane(Weibull, **_GUMBEL, chart=lambda p: (-p.scale.log(), p.concentration.reciprocal()))
 # σ: I = 2 / σ²; the sign that is lost carries no information on σ.
 half_line(HalfNormal, c=2, chart=lambda p: p.scale)
 # γ: I = 1 / (2γ²).
@@ -202,21 +171,13 @@ class UnitNormal(Normal):
         return UnitNormal(self.loc.expand(batch_shape))
 
 
-@fisher.register
-def _(p: UnitNormal) -> Information:
-    r"""Coordinate μ: I = 1, φ = μ."""
-    return Information(p.loc[..., None], root=lambda eta, u: u, isometry=lambda eta, _: eta, separable=True)
+# μ: I = 1, φ = μ.
+rules.line(UnitNormal, chart=lambda p: p.loc, root=lambda eta, u: u, arc=lambda eta, _: eta)
 
 
-@rao_distance.register
-def _(p: UnitNormal, q: UnitNormal) -> Tensor:
-    r"""|μ - μ'|."""
-    return (p.loc - q.loc).abs()
-
-
-@fisher.register
+@rules.fisher.register
 def _(p: StudentT) -> Information:
-    r"""Coordinates (ν, μ, σ), with all three free.
+    r"""Coordinates (ν, μ, σ), with all three free:
 
     .. math:: I_{\mu\mu} = \frac{\nu+1}{(\nu+3)\sigma^2},\quad I_{\sigma\sigma} = \frac{2\nu}{(\nu+3)\sigma^2},\quad
        I_{\sigma\nu} = \frac{-2}{\sigma(\nu+1)(\nu+3)},\quad
@@ -225,30 +186,28 @@ def _(p: StudentT) -> Information:
     Lange, Little and Taylor, "Robust statistical modeling using the t distribution" (1989). The root is triangular in
     dω = dν / (ν(ν+1)), which removes the correlation of σ and ν.
     """
-    return Information(torch.stack([p.df, p.loc, p.scale], -1), root=_student_root)
+
+    def root(eta: Tensor, u: Tensor) -> Tensor:
+        df, _, scale = eta.unbind(-1)
+        ddf, dloc, dscale = u.unbind(-1)
+        omega, (a, c) = ddf / df / (df + 1), _student_constants(df)
+        plane = [a**0.5 * dloc / scale, c**0.5 * (dscale - omega * scale) / scale]
+        return torch.stack([*plane, _tail_weight(df).sqrt() * omega], -1)
+
+    return Information(torch.stack([p.df, p.loc, p.scale], -1), root=root)
 
 
-def _student_root(eta: Tensor, u: Tensor) -> Tensor:
-    df, _, scale = eta.unbind(-1)
-    ddf, dloc, dscale = u.unbind(-1)
-    omega, (a, c) = ddf / df / (df + 1), _student_constants(df)
-    plane = [a**0.5 * dloc / scale, c**0.5 * (dscale - omega * scale) / scale]
-    return torch.stack([*plane, _tail_weight(df).sqrt() * omega], -1)
-
-
-@embed.register
-def _(p: StudentT, origin: StudentT | None = None) -> Dual | None:
-    """The half-plane of the given ν; None where ν differs along the leading dimension, or from the origin's."""
-    loc0, scale0, df0 = (0.0, 1.0, None) if origin is None else (origin.loc, origin.scale, origin.df)
-    if not fixed(p.df, df0):
-        return None
+@rules.embeds_for_fixed(StudentT, "df")
+def _(p: StudentT, origin: StudentT | None = None) -> rules.Dual:
+    """The half-plane of the given ν."""
+    loc0, scale0 = (0.0, 1.0) if origin is None else (origin.loc, origin.scale)
     return _dual(p.loc - loc0, p.scale, scale0, *_student_constants(p.df))
 
 
-@rao_distance.register(StudentT, known="df")
+@rules.rao_distance.register(StudentT, known="df")
 def _(p: StudentT, q: StudentT) -> Tensor:
     """The half-plane distance for equal ν, within the family of that ν."""
-    check_equal("Fisher-Rao distance", "df", p, q)
+    rules.check_equal("Fisher-Rao distance", "df", p, q)
     return _distance(q.loc - p.loc, p.scale, q.scale, *_student_constants(p.df))
 
 
@@ -261,11 +220,9 @@ _TAIL_SERIES = (-0.5, 1.5, -8.5, 77.5, -1036.5, 19113.5, -464784.5)
 
 
 def _tail_weight(df: Tensor) -> Tensor:
-    r"""ν²(ν+1)² (I_νν - I_σν² / I_σσ), which rises from 1 at ν = 0 to 3/2 at infinity; without cancellation.
-
-    The Schur complement G obeys G(ν) = G(ν+2) + 6(2ν+3) / (ν²(ν+1)(ν+2)(ν+3)²), all positive, and far out
-    G(ν) = (3ν+1) / (2ν³(ν+1)²) + the asymptotic series of the difference of the two trigamma functions.
-    """
+    """ν²(ν+1)² (I_νν - I_σν² / I_σσ), which rises from 1 at ν = 0 to 3/2 at infinity; without cancellation."""
+    # The Schur complement G obeys G(ν) = G(ν+2) + 6(2ν+3) / (ν²(ν+1)(ν+2)(ν+3)²), all positive, and far out
+    # G(ν) = (3ν+1) / (2ν³(ν+1)²) + the asymptotic series of the difference of the two trigamma functions.
     total = 6 * ((df + 1) / (df + 2)) * ((2 * df + 3) / (df + 3)) / (df + 3)
     for k in range(1, 16):
         n = df + 2 * k
@@ -273,30 +230,27 @@ def _tail_weight(df: Tensor) -> Tensor:
         total = total + (df / n) ** 2 * ((df + 1) / (n + 1)) * ((df + 1) / (n + 2)) * step
     n = df + 32
     s = 1 / n
-    series = horner(_TAIL_SERIES, s**2)
-    return total + (df / n) ** 2 * ((df + 1) / n) ** 2 * ((3 + s) / (2 * (1 + s) ** 2) + s * series)
+    far = (3 + s) / (2 * (1 + s) ** 2) + s * horner(_TAIL_SERIES, s**2)
+    return total + (df / n) ** 2 * ((df + 1) / n) ** 2 * far
 
 
-# -- divergences -------------------------------------------------------------------------------------------------------
-
-
-@natural_and_mean.register
-def _(p: Normal) -> Dual:
+@rules.natural_and_mean.register
+def _(p: Normal) -> rules.Dual:
     """T = (x, x²)."""
     precision = p.scale**-2
     natural = torch.stack([p.loc * precision, -0.5 * precision], -1)
     return natural, torch.stack([p.loc, p.loc**2 + p.scale**2], -1)
 
 
-@positive_kl.register
+@rules.positive_kl.register
 def _(p: Normal, q: Normal) -> Tensor:
     r""":math:`\frac12 (g(2 \log \sigma_p/\sigma_q) + (\Delta\mu/\sigma_q)^2)`."""
     return 0.5 * (excess(2 * (p.scale / q.scale).log()) + ((p.loc - q.loc) / q.scale) ** 2)
 
 
-@log_affinity.register
+@rules.log_affinity.register
 def _(p: Normal, q: Normal, alpha: float) -> Tensor:
-    r"""With :math:`v = \alpha\sigma_q^2 + (1-\alpha)\sigma_p^2`:
+    r"""With :math:`v = \alpha\sigma_q^2 + (1-\alpha)\sigma_p^2`,
 
     .. math:: -\tfrac{\alpha(1-\alpha)}{2}\tfrac{\Delta\mu^2}{v} - \tfrac12 \log v
        + (1-\alpha)\log\sigma_p + \alpha\log\sigma_q.
@@ -307,19 +261,19 @@ def _(p: Normal, q: Normal, alpha: float) -> Tensor:
     return torch.where(v > 0, value, torch.inf)
 
 
-@positive_kl.register
+@rules.positive_kl.register
 def _(p: Laplace, q: Laplace) -> Tensor:
     r""":math:`g(\log b_p/b_q) + \frac{b_p}{b_q} g(-|\Delta\mu|/b_p)`."""
     ratio = p.scale / q.scale
-    return excess(ratio.log()) + ratio * even_excess((p.loc - q.loc) / p.scale)
+    return excess(ratio.log()) + ratio * excess((p.loc - q.loc) / p.scale, even=True)
 
 
-@positive_kl.register
+@rules.positive_kl.register
 def _(p: Gumbel, q: Gumbel) -> Tensor:
     return _gumbel_kl(p.scale / q.scale, (p.loc - q.loc) / q.scale)
 
 
-@positive_kl.register
+@rules.positive_kl.register
 def _(p: Weibull, q: Weibull) -> Tensor:
     r"""That of :math:`-\log x`, a Gumbel variable with location :math:`-\log\lambda` and scale :math:`1/k`."""
     ratio = q.concentration / p.concentration
@@ -327,22 +281,19 @@ def _(p: Weibull, q: Weibull) -> Tensor:
 
 
 def _gumbel_kl(ratio: Tensor, shift: Tensor) -> Tensor:
-    r"""With :math:`r = \beta_p/\beta_q`, :math:`\delta = \Delta\mu/\beta_q`:
-
-    .. math:: \Gamma(1 + r) e^{-\delta} - 1 + \delta - \log r + \gamma (r - 1).
-    """
+    """With r = β_p/β_q and δ = Δμ/β_q: Γ(1 + r) exp(-δ) - 1 + δ - log r + γ (r - 1)."""
     x = log_gamma(1 + ratio) - shift
     return excess(x) + log_gamma(1 + ratio) - ratio.log() + euler_constant * (ratio - 1)
 
 
-@positive_kl.register
+@rules.positive_kl.register
 def _(p: Uniform | Pareto, q: Uniform | Pareto) -> Tensor:
     """torch's, unless it is differentiated: twice would be silently wrong."""
     ends = [q.low, q.high] if isinstance(q, Uniform) else [q.scale]
     if any(map(depends_on_code, ends)):
         raise MissingRuleError(
             f"The support of this {type(q).__name__} moves with the code, so it has no Fisher information and its "
-            f"divergence is "
-            "infinite on one side. Use pullback.EuclideanMetric(decoder), or a likelihood with fixed support."
+            "divergence is infinite on one side. Use pullback.EuclideanMetric(decoder), or a likelihood with fixed "
+            "support."
         )
-    return positive_kl.dispatch(Distribution)(p, q)
+    return rules.positive_kl.dispatch(Distribution)(p, q)

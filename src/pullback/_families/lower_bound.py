@@ -30,15 +30,9 @@ IsConstant = Callable[[Tensor], bool]
 
 
 def lower_bound(p: Distribution, q: Distribution, num_batch: int, is_constant: IsConstant) -> Tensor:
-    """The bound for every pair, over features: all but the first `num_batch` dimensions; 0 where nothing is known.
-
-    Args:
-        p: what one end is decoded to.
-        q: what the other end is decoded to.
-        num_batch: number of leading dimensions that run over pairs.
-        is_constant: whether a parameter of `p` is a constant of the model. A closed form for a known parameter bounds
-            nothing if that parameter can change on the way.
-    """
+    """The bound for every pair, over features: all but the first `num_batch` dimensions; 0 where nothing is known."""
+    # A closed form for a known parameter bounds nothing if that parameter can change on the way: `is_constant` tells
+    # whether one of `p` is a constant of the model.
     if isinstance(p, Independent) and isinstance(q, Independent):
         return lower_bound(p.base_dist, q.base_dist, num_batch, is_constant)
     if isinstance(p, Product) and isinstance(q, Product):
@@ -66,15 +60,11 @@ def _bound(p: Distribution, q: Distribution, is_constant: IsConstant) -> Tensor:
         return _hellinger_angle(p, q) if isinstance(p, (VonMises, VonMisesFisher)) else _nothing(p)
     if rao_distance.dispatch(type(p)) is not rao_distance.dispatch(Distribution):
         return rao_distance(p, q)
-    return torch.maximum(_euclidean_chord(p, q), _hellinger_angle(p, q))
-
-
-def _euclidean_chord(p: Distribution, q: Distribution) -> Tensor:
-    """The straight line between the ends, if the family has a Euclidean embedding."""
-    first, second = embed(p), embed(q)
+    angle, first, second = _hellinger_angle(p, q), embed(p), embed(q)
     if first is None or second is None or first[0] is not first[1]:
-        return _nothing(p)
-    return torch.linalg.vector_norm(second[0] - first[0], dim=-1)
+        return angle
+    # The embedding is Euclidean: nor is there a way shorter than the straight line.
+    return torch.maximum(torch.linalg.vector_norm(second[0] - first[0], dim=-1), angle)
 
 
 def _hellinger_angle(p: Distribution, q: Distribution) -> Tensor:

@@ -14,19 +14,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
+from pullback._families import rules
 from pullback._families.information import Information
 from pullback._families.product import Product
-from pullback._families.rules import (
-    Dual,
-    best_kl,
-    blend,
-    embed,
-    fisher,
-    log_affinity,
-    most_uncertain,
-    positive_kl,
-    rao_distance,
-)
 
 _ONE = torch.Size()
 
@@ -55,11 +45,18 @@ def masked(p: Distribution, seen: Tensor | Sequence[Tensor]) -> Distribution:
     if isinstance(p, Product):
         parts = zip(p.components, _split(p, seen), strict=True)
         return Product(*(masked(part, mask) for part, mask in parts), validate_args=False)
-    return Masked(p, _mask(p, seen))
+    mask = torch.as_tensor(seen, dtype=torch.bool, device=p.mean.device)
+    try:
+        return Masked(p, mask.expand(p.batch_shape))
+    except RuntimeError as error:
+        raise ValueError(
+            f"A mask of shape {tuple(mask.shape)} does not fit features of shape {tuple(p.batch_shape)}. Give True or "
+            "False for each feature, broadcastable to the batch shape of the distribution."
+        ) from error
 
 
 class Masked(Distribution):
-    """A distribution some of whose features are silent; made by `masked`."""
+    """A distribution some of whose features are silent; made by `masked`. Moments and samples are of all features."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
 
@@ -69,33 +66,28 @@ class Masked(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        """The mean of all features, seen or not."""
         return self.base.mean
 
     @property
     def variance(self) -> Tensor:
-        """The variance of all features, seen or not."""
         return self.base.variance
 
     def sample(self, sample_shape: Any = _ONE) -> Tensor:
-        """Samples of all features, seen or not."""
         return self.base.sample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The log-density of the features that were seen; zero for the others."""
         inside = self.seen[(..., *[None] * len(self.event_shape))]
         harmless = self.base.sample().to(value.dtype)
         return torch.where(self.seen, self.base.log_prob(torch.where(inside, value, harmless)), 0.0)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Masked:
-        """The same distribution with a larger batch shape."""
         return Masked(self.base.expand(batch_shape), self.seen.expand(batch_shape))
 
 
-@fisher.register
+@rules.fisher.register
 def _(p: Masked) -> Information:
     r"""w I, with the weight as one more coordinate, so that it goes where the coordinates go."""
-    info, weight = fisher(p.base), p.seen.to(p.base.mean)[..., None]
+    info, weight = rules.fisher(p.base), p.seen.to(p.base.mean)[..., None]
     eta = torch.cat([info.eta, weight], -1)
 
     def silenced(act: Any) -> Any:
@@ -108,10 +100,10 @@ def _(p: Masked) -> Information:
     return Information(eta, root=root, product=padded, exact=info.exact, isometry=isometry)
 
 
-@embed.register
-def _(p: Masked, origin: Distribution | None = None) -> Dual | None:
+@rules.embed.register
+def _(p: Masked, origin: Distribution | None = None) -> rules.Dual | None:
     r"""w φ, w ψ."""
-    dual = embed(p.base, origin=origin.base if isinstance(origin, Masked) else None)
+    dual = rules.embed(p.base, origin=origin.base if isinstance(origin, Masked) else None)
     if dual is None:
         return None
     weight = p.seen[..., None]
@@ -124,22 +116,11 @@ def _of_both(of_base: Any) -> Any:
     return lambda p, q, *options: (p.seen & q.seen) * of_base(p.base, q.base, *options)
 
 
-rao_distance.register(Masked, _of_both(rao_distance))
-positive_kl.register(Masked, _of_both(best_kl))
-log_affinity.register(Masked, _of_both(log_affinity))
-most_uncertain.register(Masked, lambda p: Masked(most_uncertain(p.base), p.seen))
-blend.register(Masked, lambda p, q, s: Masked(blend(p.base, q.base, s), p.seen))
-
-
-def _mask(p: Distribution, seen: Any) -> Tensor:
-    mask = torch.as_tensor(seen, dtype=torch.bool, device=p.mean.device)
-    try:
-        return mask.expand(p.batch_shape)
-    except RuntimeError as error:
-        raise ValueError(
-            f"A mask of shape {tuple(mask.shape)} does not fit features of shape {tuple(p.batch_shape)}. Give True or "
-            "False for each feature, broadcastable to the batch shape of the distribution."
-        ) from error
+rules.rao_distance.register(Masked, _of_both(rules.rao_distance))
+rules.positive_kl.register(Masked, _of_both(rules.best_kl))
+rules.log_affinity.register(Masked, _of_both(rules.log_affinity))
+rules.most_uncertain.register(Masked, lambda p: Masked(rules.most_uncertain(p.base), p.seen))
+rules.blend.register(Masked, lambda p, q, s: Masked(rules.blend(p.base, q.base, s), p.seen))
 
 
 def _split(p: Product, seen: Any) -> Sequence[Any]:
@@ -153,8 +134,5 @@ def _split(p: Product, seen: Any) -> Sequence[Any]:
             f"A mask of shape {tuple(mask.shape)} does not fit the {sum(sizes)} features of this Product. Give one "
             "mask for each part, or one with True or False for each feature in a row."
         )
-    parts = mask.split(sizes, -1)
-    return [
-        m.unflatten(-1, p.features(part)) if p.features(part) else m[..., 0]
-        for part, m in zip(p.components, parts, strict=True)
-    ]
+    pairs = zip(mask.split(sizes, -1), map(p.features, p.components), strict=True)
+    return [part.unflatten(-1, features) if features else part[..., 0] for part, features in pairs]

@@ -2,11 +2,8 @@ r"""Families on the positive numbers and on the simplex: Exponential, Gamma and 
 
 Their information is written with the trigamma function ψ₁. For large parameters it comes down to ψ₁(x) - 1/x ≈ 1/(2x²),
 a small difference of large numbers, and torch's trigamma is itself exact to nine digits only. So everything here is
-built on two functions without cancellation, which end in an asymptotic series (Abramowitz and Stegun, 6.3.18 and
-6.4.12):
-
-- `trigamma_excess`: e(x) = x² (ψ₁(x) - 1/x), between 1 (at 0) and ½ (at infinity);
-- `digamma_excess`: f(x) = ψ(x) - log x, with f'(x) = e(x)/x².
+built on two functions without cancellation: `trigamma_excess`, e(x) = x² (ψ₁(x) - 1/x), between 1 (at 0) and ½ (at
+infinity), and `digamma_excess`, f(x) = ψ(x) - log x, with f'(x) = e(x)/x² (Abramowitz and Stegun, 6.3.18 and 6.4.12).
 
 The embeddings are the natural and the mean parameters (the chord is the Jeffreys divergence), up to a linear change of
 both that leaves their product alone and makes every entry small near the origin.
@@ -72,9 +69,6 @@ def _(p: Exponential, q: Exponential, alpha: float) -> Tensor:
     return torch.where(rate > 0, value, torch.inf)
 
 
-# -- Gamma -------------------------------------------------------------------------------------------------------------
-
-
 @fisher.register
 def _(p: Gamma | InverseGamma) -> Information:
     r"""Coordinates (α, β), shape and rate: I = [[ψ₁(α), -1/β], [-1/β, α/β²]].
@@ -82,14 +76,13 @@ def _(p: Gamma | InverseGamma) -> Information:
     The inverse of a Gamma variable has the same information. Chi2 is the curve β = ½ in it. (The paper's appendix
     prints the matrix for the order (β, α).) The root splits shape from mean: I = α (d log(α/β))² + e(α) (d log α)².
     """
-    return Information(torch.stack([p.concentration, p.rate], -1), root=_gamma_root)
 
+    def root(eta: Tensor, u: Tensor) -> Tensor:
+        shape, (dlog_shape, dlog_rate) = eta[..., 0], (u / eta).unbind(-1)
+        mean = shape.sqrt() * (dlog_shape - dlog_rate)
+        return torch.stack([mean, trigamma_excess(shape).sqrt() * dlog_shape], -1)
 
-def _gamma_root(eta: Tensor, u: Tensor) -> Tensor:
-    shape, _ = eta.unbind(-1)
-    dlog_shape, dlog_rate = (u / eta).unbind(-1)
-    mean = shape.sqrt() * (dlog_shape - dlog_rate)
-    return torch.stack([mean, trigamma_excess(shape).sqrt() * dlog_shape], -1)
+    return Information(torch.stack([p.concentration, p.rate], -1), root=root)
 
 
 @embed.register
@@ -143,9 +136,6 @@ def _gap(theta: Tensor, other: Tensor, alpha: float, log_normalizer: Callable[[T
     return torch.where(inside, gap, torch.inf)
 
 
-# -- Dirichlet ---------------------------------------------------------------------------------------------------------
-
-
 def _alpha(p: Dirichlet | Beta) -> Tensor:
     """A Beta variable is the first of a Dirichlet of two categories."""
     return p.concentration if isinstance(p, Dirichlet) else torch.stack([p.concentration1, p.concentration0], -1)
@@ -158,11 +148,8 @@ def _(p: Dirichlet | Beta) -> Information:
 
 
 def _dirichlet_root(alpha: Tensor, u: Tensor) -> Tensor:
-    r"""A diagonal minus a rank-one matrix, D - ψ₁(α₀) 11ᵀ, takes a factor ϱ in the direction D⁻¹1.
-
-    ϱ = 1 - ψ₁(α₀) Σ 1/ψ₁(α_i) ≈ (K - 1)/(2α₀) for large α. Written with e it is a sum of positive terms, because e(x)/x
-    falls.
-    """
+    # A diagonal minus a rank-one matrix, D - ψ₁(α₀) 11ᵀ, takes a factor ϱ in the direction D⁻¹1:
+    # ϱ = 1 - ψ₁(α₀) Σ 1/ψ₁(α_i) ≈ (K - 1)/(2α₀) for large α. Written with e its terms are positive: e(x)/x falls.
     surplus = trigamma_excess(alpha)
     total = alpha.sum(-1, keepdim=True)
     share = alpha / total
@@ -178,30 +165,23 @@ def _dirichlet_root(alpha: Tensor, u: Tensor) -> Tensor:
 
 @embed.register
 def _(p: Dirichlet | Beta, origin: Dirichlet | Beta | None = None) -> Dual:
-    """The natural parameters α and the mean parameters ψ(α_i) - ψ(α₀), rearranged by `_dirichlet_dual`."""
-    alpha = _alpha(p)
-    return _dirichlet_dual(alpha, torch.ones_like(alpha) if origin is None else _alpha(origin))
-
-
-def _dirichlet_dual(alpha: Tensor, origin: Tensor) -> Dual:
     r"""φ = (α_i, α₀(π_i - π⁰_i), α₀), ψ = (f(α_i), log π_i/π⁰_i, -f(α₀) - KL(π⁰, π)), π = α/α₀.
 
-    ψ(α_i) - ψ(α₀) = f(α_i) - f(α₀) + log π_i; then the part of Δα_i that leaves π⁰ fixed is collected in α₀, where it
-    meets a term of second order. Without that, steps along α would drown in the rounding of log π for large α.
+    The natural parameters α and the mean ones ψ(α_i) - ψ(α₀) = f(α_i) - f(α₀) + log π_i; the part of Δα_i that leaves
+    π⁰ fixed is collected in α₀, where it meets a term of second order. Without that, steps along α would drown in the
+    rounding of log π for large α.
     """
-    total, total0 = alpha.sum(-1, keepdim=True), origin.sum(-1, keepdim=True)
-    log_share = log_ratio(alpha, origin) - log_ratio(total, total0)
-    share0, change = origin / total0, torch.expm1(log_share)
+    alpha = _alpha(p)
+    alpha0 = torch.ones_like(alpha) if origin is None else _alpha(origin)
+    total, total0 = alpha.sum(-1, keepdim=True), alpha0.sum(-1, keepdim=True)
+    log_share = log_ratio(alpha, alpha0) - log_ratio(total, total0)
+    share0, change = alpha0 / total0, torch.expm1(log_share)
     divergence = (share0 * (change - log_share)).sum(-1, keepdim=True)
     phi = [alpha, total * share0 * change, total]
     psi = [digamma_excess(alpha), log_share, -digamma_excess(total) - divergence]
-    return torch.cat(_broadcast(phi), -1), torch.cat(_broadcast(psi), -1)
-
-
-def _broadcast(parts: list[Tensor]) -> list[Tensor]:
-    """Expands all but the last dimension."""
-    batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
-    return [part.expand(*batch, part.shape[-1]) for part in parts]
+    batch = log_share.shape[:-1]
+    first, second = ([part.expand(*batch, part.shape[-1]) for part in parts] for parts in (phi, psi))
+    return torch.cat(first, -1), torch.cat(second, -1)
 
 
 @natural_and_mean.register
@@ -229,9 +209,6 @@ def _(p: Dirichlet | Beta, q: Dirichlet | Beta) -> Tensor:
 def _(p: Dirichlet | Beta, q: Dirichlet | Beta, alpha: float) -> Tensor:
     r"""The gap of :math:`\sum_i \log\Gamma(\alpha_i) - \log\Gamma(\sum_i \alpha_i)`."""
     return _gap(_alpha(p), _alpha(q), alpha, lambda a: log_gamma(a).sum(-1) - log_gamma(a.sum(-1)))
-
-
-# -- families to which torch gives a log-normalizer --------------------------------------------------------------------
 
 
 @positive_kl.register

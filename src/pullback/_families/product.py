@@ -85,15 +85,21 @@ class Product(Distribution):
 
     def entropy(self) -> Tensor:
         """The sum of the parts' entropies."""
-        return self.summed([_entropy(part) for part in self.components])
+        entropies = []
+        for part in self.components:
+            try:
+                entropies.append(part.entropy())
+            except NotImplementedError as error:
+                raise MissingRuleError(
+                    f"torch has no closed form of the entropy of {type(part).__name__}, a part of this Product. "
+                    "Estimate it from samples: -product.log_prob(product.sample((1000,))).mean(0)."
+                ) from error
+        return self.summed(entropies)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Product:
         """The same parts with the batch shape expanded; their features stay."""
-        new: Any = self._get_checked_instance(Product, _instance)
-        new.components = tuple(part.expand(Size(batch_shape) + self.features(part)) for part in self.components)
-        Distribution.__init__(new, Size(batch_shape), validate_args=False)
-        new._validate_args = self._validate_args
-        return new
+        parts = (part.expand(Size(batch_shape) + self.features(part)) for part in self.components)
+        return Product(*parts, validate_args=False)
 
     def features(self, part: Distribution) -> Size:
         """The batch dimensions of a part that are its independent features."""
@@ -101,20 +107,9 @@ class Product(Distribution):
 
     def summed(self, values: Sequence[Tensor]) -> Tensor:
         """Adds values of the parts, each of shape ``(..., *batch_shape, *features)``, over parts and features."""
-        firsts = [value.ndim - len(self.features(p)) for value, p in zip(values, self.components, strict=True)]
-        sums = [value[..., None].flatten(first).sum(-1) for value, first in zip(values, firsts, strict=True)]
+        sizes = [len(self.features(part)) for part in self.components]
+        sums = [x[..., None].flatten(x.ndim - n).sum(-1) for x, n in zip(values, sizes, strict=True)]
         return torch.stack(sums).sum(0)
 
     def __repr__(self) -> str:
         return f"Product({', '.join(map(repr, self.components))})"
-
-
-def _entropy(part: Distribution) -> Tensor:
-    try:
-        return part.entropy()
-    except NotImplementedError as error:
-        name = type(part).__name__
-        raise MissingRuleError(
-            f"torch has no closed form of the entropy of {name}, a part of this Product. Estimate it from samples: "
-            "-product.log_prob(product.sample((1000,))).mean(0)."
-        ) from error

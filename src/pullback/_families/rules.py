@@ -1,12 +1,12 @@
 r"""What can be known about a family of distributions: open functions, to which every family adds one short rule each.
 
-The rules of a kind of families stand side by side in one file of this folder (`counts`, `categories`, `location_scale`,
-`positive`, `gaussian`, `directional`, `composite`). `fisher` alone makes a metric; the others make it faster, or answer
-further questions.
+The rules of a kind of families stand side by side in one file of this folder. `fisher` alone makes a metric; the others
+make it faster, or answer further questions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pullback._autodiff.torch_internals import has_registered_kl, torch_kl_rule
-from pullback._families.information import Information, MissingRuleError
+from pullback._families.information import Information, Linear, MissingRuleError
 
 Dual = tuple[Tensor, Tensor]
 
@@ -99,11 +99,8 @@ def embed(p: Distribution, origin: Distribution | None = None) -> Dual | None:
 
 
 def fixed(parameter: Tensor, origin: Tensor | None = None) -> bool:
-    """Whether a parameter without a place in the pair is a constant of the model, as far as its values tell.
-
-    It must not vary along the leading dimension, which runs over codes, and must equal that of the origin. Along
-    further dimensions it may vary, because those can be features.
-    """
+    """Whether a parameter without a place in the pair is a constant of the model, as far as its values tell."""
+    # The leading dimension runs over codes. Along further ones it may vary, because those can be features.
     along_codes = parameter.ndim == 0 or bool((parameter == parameter[:1]).all())
     return along_codes and (origin is None or bool((parameter == origin).all()))
 
@@ -111,9 +108,18 @@ def fixed(parameter: Tensor, origin: Tensor | None = None) -> bool:
 _FIXED: dict[type, str] = {}
 
 
-def embeds_for_fixed(family: type[Distribution], parameter: str) -> None:
-    """Declares that the embedding of a family holds only while this parameter is a constant of the model."""
+def embeds_for_fixed(family: type[Distribution], parameter: str) -> Callable[[Callable[..., Dual | None]], None]:
+    """Registers an embedding that holds only while this parameter is a constant of the model; None elsewhere."""
+
+    def register(rule: Callable[..., Dual | None]) -> None:
+        def embedding(p: Distribution, origin: Distribution | None = None) -> Dual | None:
+            constant = fixed(getattr(p, parameter), None if origin is None else getattr(origin, parameter))
+            return rule(p, origin) if constant else None
+
+        embed.register(family, embedding)
+
     _FIXED[family] = parameter
+    return register
 
 
 def fixed_parameter(p: Distribution) -> Tensor | None:
@@ -172,12 +178,27 @@ _KNOWN: dict[type, str] = {}
 def _register(family: Any, rule: Any = None, *, known: str | None = None) -> Any:
     if known is not None:
         _KNOWN[family] = known
-    return _rao_distance.register(family, rule) if rule is not None else _rao_distance.register(family)
+    return _rao_distance.register(family, rule)
 
 
 rao_distance.register = _register
 rao_distance.dispatch = _rao_distance.dispatch
 rao_distance.registry = _rao_distance.registry
+
+
+def line(family: type[Distribution], *, chart: Any, root: Linear, arc: Any, product: Linear | None = None) -> None:
+    """Registers a family of one coordinate, `chart(p)`, with its arc length `arc(eta, eta0)`."""
+
+    def information(p: Distribution) -> Information:
+        return Information(chart(p)[..., None], root=root, product=product, isometry=arc, separable=True)
+
+    def distance(p: Distribution, q: Distribution) -> Tensor:
+        eta, eta0 = chart(p)[..., None], chart(q)[..., None]
+        return (arc(eta, eta0) - arc(eta0, eta0)).abs()[..., 0]
+
+    fisher.register(family, information)
+    embed.register(family, embed.dispatch(Distribution))
+    _rao_distance.register(family, distance)
 
 
 def known_parameter(p: Distribution) -> str | None:
@@ -265,12 +286,9 @@ def _no_fading(function: str, p: object) -> str:
 
 @singledispatch
 def positive_kl(p: Distribution, q: Distribution) -> Tensor:
-    r"""KL(p, q) of two members of one family, of shape ``batch_shape``, written so that nothing cancels.
-
-    Adding :math:`\sum_i (q_i - p_i) = 0` term by term makes every term positive (`pullback.divergences.kl`). The rules
-    are also written so that autodiff differentiates them twice and gets the Fisher information: Laplace without a bare
-    absolute value, Gamma, Beta, Dirichlet and Gumbel without torch's trigamma, which is exact to nine digits only.
-    """
+    """KL(p, q) of two members of one family, of shape ``batch_shape``, written so that nothing cancels."""
+    # Autodiff differentiates the rules twice and gets the Fisher information: Laplace is without a bare absolute value,
+    # Gamma, Beta, Dirichlet and Gumbel without torch's trigamma, which is exact to nine digits only.
     rule = torch_kl_rule(type(p), type(q))
     if rule is None:
         raise MissingRuleError(
@@ -301,9 +319,7 @@ def log_affinity(p: Distribution, q: Distribution, alpha: float) -> Tensor:
 
     .. math:: A(\alpha \theta_p + (1 - \alpha) \theta_q) - \alpha A(\theta_p) - (1 - \alpha) A(\theta_q),
 
-    (Nielsen and Nock, "On Rényi and Tsallis entropies and divergences for exponential families", 2011). Families that
-    torch gives natural parameters use that formula; the others have their own, from the parameters that saturate
-    gracefully.
+    (Nielsen and Nock, "On Rényi and Tsallis entropies and divergences for exponential families", 2011).
     """
     raise MissingRuleError(
         f"No closed form of Rényi and Hellinger divergences is known to the library for {type(p).__name__}. Use "

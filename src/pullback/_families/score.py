@@ -9,22 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution, Transform
 
+from pullback._autodiff import torch_internals
 from pullback._autodiff.derivatives import directional
-from pullback._autodiff.torch_internals import (
-    depends_on_code,
-    inverse_transform,
-    set_batch_shape,
-    transform_caches,
-    unwrapped,
-)
 from pullback._families.information import Information, MissingRuleError
 from pullback._numerics.random import RandomState, as_seed
 from pullback._options import check_options
@@ -51,25 +44,21 @@ def score_information(p: Distribution, *, num_samples: int = 1000, random_state:
     True
     """
     check_options(num_samples=num_samples)
-    held, seed = _Held.of(p), as_seed(random_state)
+    (held, at), seed = _taken_apart(p), as_seed(random_state)
 
     def root(eta: Tensor, u: Tensor) -> Tensor:
         with torch.no_grad(), fixed_noise(seed, eta.device):
-            x = held.at(eta).sample(Size([num_samples]))
+            x = at(eta).sample(Size([num_samples]))
         tangents = u.reshape(-1, *eta.shape)
-        (values,), (scores,) = directional(lambda eta: (held.at(eta).log_prob(x),), eta, tangents)
+        (values,), (scores,) = directional(lambda eta: (at(eta).log_prob(x),), eta, tangents)
         weighted = scores * unbiased_weight(values)
         return weighted.movedim(1, -1).reshape(*u.shape[:-1], num_samples) / num_samples**0.5
 
-    return Information(held.eta, root=root, exact=False)
+    return Information(held, root=root, exact=False)
 
 
 def unbiased_weight(log_prob: Tensor) -> Tensor:
-    r"""One, with gradient :math:`\frac12 \partial \log p`: squared, it carries the derivative of the sampling itself.
-
-    Samples are constants to autodiff, so the derivative of ``mean(s sᵀ)`` lacks the term that comes from moving the
-    distribution they are drawn from. Multiplying the scores by this puts it back (Foerster et al. 2018).
-    """
+    """One, with gradient ½ ∂ log p: squared, it carries the derivative of the sampling (Foerster et al. 2018)."""
     return (0.5 * (log_prob - log_prob.detach())).exp()
 
 
@@ -89,51 +78,38 @@ def fixed_noise(seed: int, device: torch.device) -> Iterator[None]:
             generator.set_state(state)
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A distribution taken apart: the tensors it holds, and how to put other tensors in their place."""
+def _taken_apart(p: Distribution) -> tuple[Tensor, Callable[[Tensor], Distribution]]:
+    """The tensors that `p` holds, side by side, and the distribution with others in their place."""
+    batch, n = p.batch_shape, len(p.batch_shape)
+    found = {id(t): t for t in tensors_in(p) if t.is_floating_point()}.values()
+    moving = [t for t in found if t.shape[:n] == batch]
+    fixed = [t for t in found if t.shape[:n] != batch]
+    stray = [tuple(t.shape) for t in fixed if torch_internals.depends_on_code(t)]
+    if stray or not moving:
+        raise MissingRuleError(
+            f"The score in the parameters of {type(p).__name__} needs tensors that start with its batch shape "
+            f"{tuple(batch)}; it holds {stray or 'none that do'}. Expand the parameters to the batch "
+            "shape, or use pullback.ScoreMetric(decoder), which differentiates the whole decoder."
+        )
+    template = _rebuilt(p, {id(t): torch_internals.unwrapped(t) for t in fixed}, Size())
 
-    template: Distribution
-    tensors: tuple[Tensor, ...]
+    def at(eta: Tensor) -> Distribution:
+        """Leading batch dimensions of the template may be left out."""
+        parts = eta.split([t[(0,) * n].numel() for t in moving], dim=-1)
+        shaped = [part.reshape(eta.shape[:-1] + t.shape[n:]).to(t.dtype) for t, part in zip(moving, parts, strict=True)]
+        new = {id(t): part for t, part in zip(moving, shaped, strict=True)}
+        return _rebuilt(template, new, batch[: n - (eta.ndim - 1)])
 
-    @classmethod
-    def of(cls, p: Distribution) -> _Held:
-        found = {id(t): t for t in tensors_in(p) if t.is_floating_point()}.values()
-        moving = tuple(t for t in found if t.shape[: len(p.batch_shape)] == p.batch_shape)
-        fixed = [t for t in found if t.shape[: len(p.batch_shape)] != p.batch_shape]
-        stray = [tuple(t.shape) for t in fixed if depends_on_code(t)]
-        if stray or not moving:
-            raise MissingRuleError(
-                f"The score in the parameters of {type(p).__name__} needs tensors that start with its batch shape "
-                f"{tuple(p.batch_shape)}; it holds {stray or 'none that do'}. Expand the parameters to the batch "
-                "shape, or use pullback.ScoreMetric(decoder), which differentiates the whole decoder."
-            )
-        return cls(_rebuilt(p, {id(t): unwrapped(t) for t in fixed}, Size()), moving)
-
-    @property
-    def eta(self) -> Tensor:
-        batch = self.template.batch_shape
-        return torch.cat([t.reshape(*batch, -1) for t in self.tensors], dim=-1)
-
-    def at(self, eta: Tensor) -> Distribution:
-        """The distribution with coordinates ``eta``; leading batch dimensions of the template may be left out."""
-        num_batch = len(self.template.batch_shape)
-        dropped = self.template.batch_shape[: num_batch - (eta.ndim - 1)]
-        parts = eta.split([t[(0,) * num_batch].numel() for t in self.tensors], dim=-1)
-        new = {
-            id(t): part.reshape(eta.shape[:-1] + t.shape[num_batch:]).to(t.dtype)
-            for t, part in zip(self.tensors, parts, strict=True)
-        }
-        return _rebuilt(self.template, new, dropped)
+    return torch.cat([t.reshape(*batch, -1) for t in moving], dim=-1), at
 
 
 def tensors_in(thing: Any) -> Iterator[Tensor]:
     if isinstance(thing, Tensor):
         yield thing
-    elif isinstance(thing, inverse_transform):
+    elif isinstance(thing, torch_internals.inverse_transform):
         yield from tensors_in(thing.inv)
     elif isinstance(thing, (Distribution, Transform)):
-        yield from tensors_in([value for name, value in vars(thing).items() if name not in transform_caches])
+        yield from tensors_in([x for name, x in vars(thing).items() if name not in torch_internals.transform_caches])
     elif isinstance(thing, (list, tuple)):
         for part in thing:
             yield from tensors_in(part)
@@ -145,17 +121,17 @@ def _rebuilt(thing: Any, new: Mapping[int, Tensor], dropped: Size) -> Any:
     """A copy of `thing` with tensors replaced by identity and the leading batch dimensions `dropped`."""
     if isinstance(thing, Tensor):
         return new.get(id(thing), thing)
-    if isinstance(thing, inverse_transform):
+    if isinstance(thing, torch_internals.inverse_transform):
         return _rebuilt(thing.inv, new, dropped).inv
     if isinstance(thing, (Distribution, Transform)):
         other = copy.copy(thing)
         vars(other).update({name: _rebuilt(value, new, dropped) for name, value in vars(other).items()})
         if isinstance(other, Transform):
-            vars(other).update(transform_caches)
+            vars(other).update(torch_internals.transform_caches)
         else:
             batch, n = other.batch_shape, len(dropped)
             # Nothing is checked any more: samples on the border of the support are samples.
-            set_batch_shape(other, batch[n:] if batch[:n] == dropped else batch)
+            torch_internals.set_batch_shape(other, batch[n:] if batch[:n] == dropped else batch)
         return other
     if isinstance(thing, (list, tuple)) and not isinstance(thing, Size):
         return type(thing)(_rebuilt(part, new, dropped) for part in thing)

@@ -78,7 +78,17 @@ class VonMisesFisher(Distribution):
             )
         concentration = torch.as_tensor(concentration, dtype=loc.dtype, device=loc.device)
         if self._validate_args if validate_args is None else validate_args:
-            _check_parameters(loc, concentration)
+            if not _UnitVector().check(loc).all():
+                worst = (torch.linalg.vector_norm(loc, dim=-1) - 1).abs().max().item()
+                raise ValueError(
+                    "Expected parameter loc of VonMisesFisher to be unit vectors, but a length differs from 1 by "
+                    f"{worst:.2g}. Use torch.nn.functional.normalize(loc, dim=-1)."
+                )
+            if not (concentration >= 0).all():
+                raise ValueError(
+                    "Expected parameter concentration of VonMisesFisher to be non-negative, but the smallest is "
+                    f"{concentration.min().item():.4g}. Use torch.nn.functional.softplus."
+                )
         batch_shape = torch.broadcast_shapes(loc.shape[:-1], concentration.shape)
         self.loc = (loc / torch.linalg.vector_norm(loc, dim=-1, keepdim=True)).expand(batch_shape + loc.shape[-1:])
         self.concentration = concentration.expand(batch_shape)
@@ -130,7 +140,7 @@ class VonMisesFisher(Distribution):
         shape = self._extended_shape(sample_shape)
         loc, concentration = self.loc.expand(shape), self.concentration.expand(shape[:-1])
         kappa = concentration.detach()
-        drop = _invert(kappa) if shape[-1] == 3 else _reject(shape[-1], kappa)
+        drop = _drop(shape[-1], kappa)
         drawn = 2 * torch.asin((0.5 * drop).clamp(0, 1).sqrt())
         angle: Tensor = _Angle.apply(drawn, concentration, shape[-1])
         noise = torch.randn(shape, dtype=loc.dtype, device=loc.device)
@@ -138,35 +148,16 @@ class VonMisesFisher(Distribution):
         return torch.cos(angle)[..., None] * loc + torch.sin(angle)[..., None] * tangent
 
 
-def _check_parameters(loc: Tensor, concentration: Tensor) -> None:
-    if not _UnitVector().check(loc).all():
-        worst = (torch.linalg.vector_norm(loc, dim=-1) - 1).abs().max().item()
-        raise ValueError(
-            f"Expected parameter loc of VonMisesFisher to be unit vectors, but a length differs from 1 by {worst:.2g}. "
-            "Use torch.nn.functional.normalize(loc, dim=-1)."
-        )
-    if not (concentration >= 0).all():
-        raise ValueError(
-            f"Expected parameter concentration of VonMisesFisher to be non-negative, but the smallest is "
-            f"{concentration.min().item():.4g}. Use torch.nn.functional.softplus."
-        )
-
-
 def _log_area(p: int) -> float:
     return math.log(2) + p / 2 * math.log(math.pi) - math.lgamma(p / 2)
 
 
-# -- the angle ---------------------------------------------------------------------------------------------------------
-
-
-def _invert(concentration: Tensor) -> Tensor:
-    r"""1 - cos θ on S², where its distribution is an exponential truncated to [0, 2]."""
-    kappa = concentration.clamp_min(1e-30)
-    return -torch.log1p(torch.rand_like(kappa) * torch.expm1(-2 * kappa)) / kappa
-
-
-def _reject(p: int, concentration: Tensor) -> Tensor:
-    r"""1 - cos θ by Wood's rejection from a transformed Beta variable, to full relative precision near zero."""
+def _drop(p: int, concentration: Tensor) -> Tensor:
+    """1 - cos θ by Wood's rejection from a transformed Beta variable, to full relative precision near zero."""
+    if p == 3:
+        # on S² it is an exponential variable truncated to [0, 2]
+        kappa = concentration.clamp_min(1e-30)
+        return -torch.log1p(torch.rand_like(kappa) * torch.expm1(-2 * kappa)) / kappa
     kappa = concentration.flatten()
     b = (p - 1) / (2 * kappa + torch.sqrt(4 * kappa**2 + (p - 1) ** 2))
     shape = kappa.new_tensor(0.5 * (p - 1))
@@ -187,12 +178,9 @@ def _reject(p: int, concentration: Tensor) -> Tensor:
 
 
 class _Angle(torch.autograd.Function):
-    """A drawn angle as a function of the concentration at fixed quantile, for reverse mode any number of times.
+    """A drawn angle as a function of the concentration at fixed quantile, for reverse mode any number of times."""
 
-    It has no rule for forward mode, which torch then refuses, because nested forward modes would silently lose
-    derivatives.
-    """
-
+    # It has no rule for forward mode, which torch then refuses: nested forward modes would silently lose derivatives.
     generate_vmap_rule = True
 
     @staticmethod
@@ -213,11 +201,9 @@ _LEGENDRE = np.polynomial.legendre.leggauss(48)
 
 
 def _angle_slope(p: int, angle: Tensor, concentration: Tensor) -> Tensor:
-    r""":math:`d\theta/d\kappa = -\int_0^\theta (\cos s - A_p) h(s)\, ds / h(\theta)`, at a fixed quantile.
-
-    The integral over the whole range is zero. It is taken on that side of :math:`\theta` where the integrand keeps its
-    sign, and as far as the density can reach: ten times :math:`1/\sqrt{\kappa + p - 1}`, its width.
-    """
+    r""":math:`d\theta/d\kappa = -\int_0^\theta (\cos s - A_p) h(s)\, ds / h(\theta)`, at a fixed quantile."""
+    # The integral over the whole range is zero. It is taken on that side of θ where the integrand keeps its sign, and
+    # as far as the density can reach: ten times its width 1/√(κ + p - 1).
     theta = angle.double().clamp(1e-150, math.pi - 1e-9)[..., None]
     kappa = concentration.double()[..., None]
     deficit = resultant(p, kappa).deficit

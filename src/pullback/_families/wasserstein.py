@@ -16,8 +16,8 @@ Full = MultivariateNormal | LowRankMultivariateNormal
 
 _NOT_GAUSSIAN = (
     "The Wasserstein distance has a closed form for Gaussians only, not for {}. Use a Normal or MultivariateNormal "
-    "decoder, "
-    "pullback.FisherRaoMetric(decoder), or pullback.EuclideanMetric(decoder) for means and standard deviations."
+    "decoder, pullback.FisherRaoMetric(decoder), or pullback.EuclideanMetric(decoder) for means and standard "
+    "deviations."
 )
 
 

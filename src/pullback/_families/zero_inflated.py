@@ -13,7 +13,6 @@ zero, plus that of the base without its zeros,
 
 from __future__ import annotations
 
-from functools import partial, singledispatch
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +21,7 @@ from torch.distributions import Distribution, Geometric, NegativeBinomial, Poiss
 from torch.nn.functional import logsigmoid
 
 from pullback._families.composite import as_product
-from pullback._families.information import Information, Linear, MissingRuleError
+from pullback._families.information import Information, MissingRuleError
 from pullback._families.rules import blend, fisher, most_uncertain
 
 _ONE = Size()
@@ -73,14 +72,20 @@ class ZeroInflated(Distribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ZeroInflated:
         """The same distribution with a larger batch shape."""
-        return ZeroInflated(
-            self.base.expand(Size(batch_shape)), self.gate_logits.expand(batch_shape), validate_args=False
-        )
+        base, gate = self.base.expand(Size(batch_shape)), self.gate_logits.expand(batch_shape)
+        return ZeroInflated(base, gate, validate_args=False)
 
 
-@singledispatch
-def log_zero(base: Distribution, eta: Tensor) -> tuple[Tensor, Tensor]:
+def _log_zero(base: Distribution, eta: Tensor) -> tuple[Tensor, Tensor]:
     """The log-probability of a zero as a function of the coordinates of the base's information, and its gradient."""
+    if isinstance(base, Poisson):
+        return -eta[..., 0], -torch.ones_like(eta)
+    if isinstance(base, Geometric):
+        return logsigmoid(-eta[..., 0]), -torch.sigmoid(eta)
+    if isinstance(base, NegativeBinomial):
+        r, logits = eta.unbind(-1)
+        stop = logsigmoid(-logits)
+        return r * stop, torch.stack([stop, -r * torch.sigmoid(logits)], -1)
     name = type(base).__name__
     raise MissingRuleError(
         f"ZeroInflated knows the probability of a zero for Poisson, NegativeBinomial and Geometric, not for {name}. "
@@ -88,45 +93,27 @@ def log_zero(base: Distribution, eta: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-@log_zero.register
-def _(base: Poisson, eta: Tensor) -> tuple[Tensor, Tensor]:
-    return -eta[..., 0], -torch.ones_like(eta)
-
-
-@log_zero.register
-def _(base: Geometric, eta: Tensor) -> tuple[Tensor, Tensor]:
-    return logsigmoid(-eta[..., 0]), -torch.sigmoid(eta)
-
-
-@log_zero.register
-def _(base: NegativeBinomial, eta: Tensor) -> tuple[Tensor, Tensor]:
-    r, logits = eta.unbind(-1)
-    stop = logsigmoid(-logits)
-    return r * stop, torch.stack([stop, -r * torch.sigmoid(logits)], -1)
-
-
 @fisher.register
 def _(p: ZeroInflated) -> Information:
     """Coordinates: the logit of the gate, then those of the base."""
     info = fisher(p.base)
-    eta = torch.cat([p.gate_logits[..., None], info.eta], -1)
-    return Information(eta, product=partial(_product, p.base, as_product(info)))
+    base, of_base = p.base, as_product(info)
 
+    def product(eta: Tensor, u: Tensor) -> Tensor:
+        gate, rest, du = eta[..., 0], eta[..., 1:], u[..., 1:]
+        log_b0, s0 = _log_zero(base, rest)
+        # logit f = log(π + (1 - π) b₀) - log((1 - π)(1 - b₀)) = log(odds + b₀) - log(1 - b₀), odds = π / (1 - π).
+        log_rest = torch.log(-torch.expm1(log_b0))
+        logit = torch.logaddexp(gate, log_b0) - log_rest
+        # The gradient of logit f: by the gate, and by log b₀ with the derivative 1 - by_gate + b₀ / (1 - b₀).
+        by_gate, odds = torch.sigmoid(gate - log_b0), torch.exp(log_b0 - log_rest)[..., None]
+        slope = torch.sigmoid(log_b0 - gate)[..., None] + odds
+        gradient = torch.cat([by_gate[..., None], slope * s0], -1)
+        variance = (torch.sigmoid(logit) * torch.sigmoid(-logit))[..., None]
+        size = torch.sigmoid(-gate)[..., None] * (of_base(rest, du) - odds * s0 * (s0 * du).sum(-1, keepdim=True))
+        return variance * gradient * (gradient * u).sum(-1, keepdim=True) + torch.nn.functional.pad(size, (1, 0))
 
-def _product(base: Distribution, of_base: Linear, eta: Tensor, u: Tensor) -> Tensor:
-    gate, rest, du = eta[..., 0], eta[..., 1:], u[..., 1:]
-    log_b0, s0 = log_zero(base, rest)
-    # logit f = log(π + (1 - π) b₀) - log((1 - π)(1 - b₀)) = log(odds + b₀) - log(1 - b₀), odds = π / (1 - π).
-    log_rest = torch.log(-torch.expm1(log_b0))
-    logit = torch.logaddexp(gate, log_b0) - log_rest
-    by_gate = torch.sigmoid(gate - log_b0)
-    # The gradient of logit f: by the gate, and by log b₀ with the derivative 1 - by_gate + b₀ / (1 - b₀).
-    slope = torch.sigmoid(log_b0 - gate) + torch.exp(log_b0 - log_rest)
-    gradient = torch.cat([by_gate[..., None], slope[..., None] * s0], -1)
-    zero = (torch.sigmoid(logit) * torch.sigmoid(-logit))[..., None] * gradient * (gradient * u).sum(-1, keepdim=True)
-    odds = torch.exp(log_b0 - log_rest)[..., None]
-    size = torch.sigmoid(-gate)[..., None] * (of_base(rest, du) - odds * s0 * (s0 * du).sum(-1, keepdim=True))
-    return zero + torch.nn.functional.pad(size, (1, 0))
+    return Information(torch.cat([p.gate_logits[..., None], info.eta], -1), product=product)
 
 
 @most_uncertain.register

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._curves.curve import CubicSpline, PiecewiseCubic, length
+from pullback._curves.curve import CubicSpline, length
 from pullback._decoders.contract import decode, observed, unvalidated
 from pullback._decoders.probe import depends_on
 from pullback._families.lower_bound import lower_bound
@@ -104,44 +104,30 @@ def certify(metric: Metric, geodesic: Geodesic) -> Certificate:
     strict = torch.zeros_like(levels, dtype=torch.bool)
     known = torch.isfinite(geodesic.energy.reshape(-1)).nonzero()[:, 0]
     size = max(1, _MAX_NODES // max(paths.shape[1], _MEASURED_ON))
+    num = 4 * curves.num_pieces * -(-_MEASURED_ON // (4 * curves.num_pieces))
     with torch.no_grad(), unvalidated():
         for index in known.split(size) if len(known) else ():
             lower[index] = lower_bounds(metric, paths[index, 0], paths[index, -1])
-            upper[index] = _upper(metric, curves[index])
+            fine, coarse = (length(metric, curves[index], num_segments=m, extrapolate=True) for m in (num, num // 2))
+            # Rounded up: chords of a Euclidean embedding are too short, others too long.
+            measured = fine + (fine - coarse).abs() + 64 * torch.finfo(fine.dtype).eps * fine
+            upper[index] = measured.nan_to_num(torch.inf)
             strict[index] = _strict(metric, paths[index], levels[index])
     return Certificate(lower.reshape(batch), upper.reshape(batch), geodesic.error, strict.reshape(batch))
 
 
-def _upper(metric: Metric, curve: PiecewiseCubic) -> Tensor:
-    """Length of the curves, rounded up: chords of a Euclidean embedding are too short, others too long."""
-    n = curve.num_pieces
-    num_segments = 4 * n * -(-_MEASURED_ON // (4 * n))
-    fine = length(metric, curve, num_segments=num_segments, extrapolate=True)
-    coarse = length(metric, curve, num_segments=num_segments // 2, extrapolate=True)
-    measured = fine + (fine - coarse).abs() + 64 * torch.finfo(fine.dtype).eps * fine
-    return measured.nan_to_num(torch.inf)
-
-
 def lower_bounds(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
     """What no path between ``a`` and ``b``, of shape ``(n, d)``, can be shorter than; rounded down."""
-    bound = _on_the_family(metric, a, b) if isinstance(metric, FisherRaoMetric) else _chord(metric, a, b)
+    bound = torch.zeros_like(a[:, 0])
+    if isinstance(metric, FisherRaoMetric):
+        # A parameter is a constant of the model only if it is not computed from the code.
+        with torch.enable_grad():
+            code = a.detach().requires_grad_()
+            p, q = decode(observed(metric.decoder), code), decode(observed(metric.decoder), b.detach())
+            bound = lower_bound(p, q, 1, lambda parameter: not depends_on(parameter, code)).detach()
+    elif (dual := metric.embed(torch.stack([a, b]))) is not None and dual[0] is dual[1]:
+        bound = torch.linalg.vector_norm(dual[0][1] - dual[0][0], dim=-1)
     return bound * (1 - 64 * torch.finfo(bound.dtype).eps)
-
-
-def _chord(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
-    """The straight line in the metric's Euclidean embedding, if it has one."""
-    dual = metric.embed(torch.stack([a, b]))
-    if dual is None or dual[0] is not dual[1]:
-        return torch.zeros_like(a[:, 0])
-    return torch.linalg.vector_norm(dual[0][1] - dual[0][0], dim=-1)
-
-
-def _on_the_family(metric: FisherRaoMetric, a: Tensor, b: Tensor) -> Tensor:
-    """The family's own bound. A parameter is a constant of the model only if it is not computed from the code."""
-    with torch.enable_grad():
-        code = a.detach().requires_grad_()
-        p, q = decode(observed(metric.decoder), code), decode(observed(metric.decoder), b.detach())
-        return lower_bound(p, q, 1, lambda parameter: not depends_on(parameter, code)).detach()
 
 
 def _strict(metric: Metric, paths: Tensor, levels: Tensor) -> Tensor:

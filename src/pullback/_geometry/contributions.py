@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 
 import torch
@@ -19,7 +20,7 @@ from torch.distributions import Distribution, Independent
 
 from pullback._curves.curve import Curve, curve_for
 from pullback._curves.steps import MAX_DECODED
-from pullback._decoders.contract import Decoder, observe, unvalidated
+from pullback._decoders.contract import observe, unvalidated
 from pullback._decoders.extrapolated import Extrapolated
 from pullback._decoders.reading import WithPrior, WithReading
 from pullback._families.divergences import symmetrized_kl
@@ -35,8 +36,6 @@ from pullback._typing import Float, Points
 # Segments of the sums that are extrapolated to order four: shares are then good to six digits on smooth paths.
 _NUM_SEGMENTS = 256
 _WRAPPERS = {Extrapolated: "wall", WithPrior: "prior", WithReading: "reading"}
-
-Part = tuple[str | None, Callable[[Tensor], Distribution]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,40 +124,39 @@ def contributions(
     energy = energy.reshape(*nodes.shape[:-2], energy.shape[-1])
     if isinstance(path, Geodesic):
         energy = energy * (path.energy / energy.sum(-1))[..., None]
-    return Contributions(_labels(names, labels), energy)
+    count = sum(name is None for name in names)
+    given = [str(label) for label in (range(count) if labels is None else labels)]
+    if len(given) != count:
+        raise ValueError(
+            f"The decoder has {count} features and {len(given)} labels were given. Give one label per feature."
+        )
+    features = iter(given)
+    return Contributions(tuple(next(features) if name is None else name for name in names), energy)
 
 
 def _measured(metric: Metric, nodes: Tensor) -> tuple[list[str | None], Tensor]:
     """Names of wrappers (None for features) and energies ``(B, F)``, extrapolated from T and T/2 steps."""
-    names, fine = _steps(metric, nodes)
-    coarse = _steps(metric, nodes[:, ::2])[1]
-    energies = [steps.shape[1] * steps.sum(1) for steps in (fine, coarse)]
+    names, energies = [], []
+    for polyline in (nodes, nodes[:, ::2]):
+        a, b = (x.reshape(-1, nodes.shape[-1]) for x in (polyline[:, :-1], polyline[:, 1:]))
+        found = [(name, part(a, b)) for name, part in _parts(metric)]
+        found = [(name, steps if name is None else steps.sum(-1, keepdim=True)) for name, steps in found]
+        names = [name for name, steps in found for _ in range(steps.shape[-1])]
+        steps = torch.cat([steps for _, steps in found], -1).reshape(len(nodes), -1, len(names))
+        energies.append(steps.shape[1] * steps.sum(1))
     return names, (4 * energies[0] - energies[1]) / 3
-
-
-def _steps(metric: Metric, nodes: Tensor) -> tuple[list[str | None], Tensor]:
-    """Squared steps ``(B, T, F)`` between consecutive nodes ``(B, T + 1, d)``."""
-    a, b = (x.reshape(-1, nodes.shape[-1]) for x in (nodes[:, :-1], nodes[:, 1:]))
-    names, columns = [], []
-    for name, part in _parts(metric):
-        steps = part(a, b)
-        columns.append(steps if name is None else steps.sum(-1, keepdim=True))
-        names += [name] * columns[-1].shape[-1]
-    return names, torch.cat(columns, -1).reshape(len(nodes), -1, len(names))
 
 
 def _parts(metric: Metric) -> list[tuple[str | None, Callable[[Tensor, Tensor], Tensor]]]:
     """The independent observations of a metric: the name of a wrapper or None, and their squared steps ``(n, F)``."""
     if not isinstance(metric, FisherRaoMetric):
-        return [(None, lambda a, b: _embedded_steps(metric, a, b))]
-    return [(name, lambda a, b, f=f: _family_steps(f(a), f(b))) for name, f in _observations(metric.decoder)]
-
-
-def _observations(decoder: Decoder) -> list[Part]:
-    for wrapper, name in _WRAPPERS.items():
-        if isinstance(decoder, wrapper):
-            return [*_observations(decoder.decoder), (name, decoder.channel)]
-    return [(None, lambda z: observe(decoder, z))]
+        return [(None, partial(_embedded_steps, metric))]
+    parts, decoder = [], metric.decoder
+    while isinstance(decoder, Extrapolated | WithPrior | WithReading):
+        parts.append((_WRAPPERS[type(decoder)], decoder.channel))
+        decoder = decoder.decoder
+    parts.append((None, partial(observe, decoder)))
+    return [(name, lambda a, b, f=f: _family_steps(f(a), f(b))) for name, f in reversed(parts)]
 
 
 def _family_steps(p: Distribution, q: Distribution) -> Tensor:
@@ -186,14 +184,3 @@ def _embedded_steps(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
             "pullback.FisherRaoMetric(decoder)."
         )
     return (second[0] - first[0]) * (second[1] - first[1])
-
-
-def _labels(names: list[str | None], labels: Sequence[str] | None) -> tuple[str, ...]:
-    count = sum(name is None for name in names)
-    given = [str(i) for i in range(count)] if labels is None else [str(label) for label in labels]
-    if len(given) != count:
-        raise ValueError(
-            f"The decoder has {count} features and {len(given)} labels were given. Give one label per feature."
-        )
-    features = iter(given)
-    return tuple(next(features) if name is None else name for name in names)

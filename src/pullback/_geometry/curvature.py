@@ -89,8 +89,12 @@ def scalar_curvature(metric: Metric, z: Codes) -> Float[Tensor, "*batch"]:
     """
     (z,) = _contiguous(metric, z)
     with torch.no_grad(), unvalidated():
-        basis = _orthonormal(metric.tensor(z))
-        planes = itertools.combinations(basis, 2)
+        factor, info = torch.linalg.cholesky_ex(metric.tensor(z))
+        eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand_as(factor)
+        # With M = L Lᵀ the columns of L⁻ᵀ are orthonormal.
+        basis = torch.linalg.solve_triangular(factor.mT, eye, upper=True)
+        basis = torch.where((info == 0)[..., None, None], basis, torch.nan)
+        planes = itertools.combinations(basis.unbind(-1), 2)
         return sum((2 * _sectional(metric, z, u, v) for u, v in planes), start=torch.zeros_like(z[..., 0]))
 
 
@@ -98,19 +102,15 @@ def _contiguous(metric: Metric, *codes: Any) -> tuple[Tensor, ...]:
     return tuple(z.contiguous() for z in broadcast(*codes_for(metric, *codes)))
 
 
-def _orthonormal(tensor: Tensor) -> tuple[Tensor, ...]:
-    """d tangents ``(*batch, d)`` that are orthonormal in ``M = L Lᵀ``: the columns of L⁻ᵀ; NaN where M is singular."""
-    factor, info = torch.linalg.cholesky_ex(tensor)
-    eye = torch.eye(tensor.shape[-1], dtype=tensor.dtype, device=tensor.device).expand_as(tensor)
-    columns = torch.linalg.solve_triangular(factor.mT, eye, upper=True)
-    return torch.where((info == 0)[..., None, None], columns, torch.nan).unbind(-1)
-
-
 def _sectional(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """By the one formula or the other, in units in which ``u`` and ``v`` are orthonormal."""
     u, v = _orthonormalized(metric, z, u, v)
     embedding = Embedding.of(metric, z)
-    return _by_derivatives(metric, z, u, v) if embedding is None else _by_embedding(embedding, z, u, v)
+    if embedding is None:
+        return _by_derivatives(metric, z, u, v)
+    uu_uv, vv = _normal_part(embedding, z, u, torch.stack([u, v])), _normal_part(embedding, z, v, v[None])
+    uu, uv = ([part[i] for part in uu_uv] for i in (0, 1))
+    return _product(uu, [part[0] for part in vv]) - _product(uv, uv)
 
 
 def _orthonormalized(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,13 +129,6 @@ def _orthonormalized(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> tuple[T
 
 def _inner(tensor: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("...i,...ij,...j->...", u, tensor, v)[..., None]
-
-
-def _by_embedding(embedding: Embedding, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """The Gauss equation."""
-    uu_uv, vv = _normal_part(embedding, z, u, torch.stack([u, v])), _normal_part(embedding, z, v, v[None])
-    uu, uv = ([part[i] for part in uu_uv] for i in (0, 1))
-    return _product(uu, [part[0] for part in vv]) - _product(uv, uv)
 
 
 def _normal_part(embedding: Embedding, z: Tensor, v: Tensor, w: Tensor) -> list[Tensor]:

@@ -34,8 +34,8 @@ from pullback._typing import Codes, Float
 
 # Segments of the coarsest of the three curves that are extrapolated, and steps to solve each.
 _MIN_SEGMENTS, _MAX_SEGMENTS, _MAX_STEPS = 8, 256, 20
-# A path that loses more of its energy when it is solved anew has hopped over a wall.
-_AGREEMENT = 1e-2
+# A path whose energy differs by more when it is solved or measured anew has hopped over a wall.
+AGREEMENT = 1e-2
 # Relative change of the extrapolated gradient from which on it is not given: ten times what smooth decoders have on the
 # coarsest curves (test_gradients_of_rectified_decoders_are_right_or_refused).
 _GRADIENT_RTOL = 0.02
@@ -90,8 +90,22 @@ def squared_distance(
     """
     a, b = codes_for(metric, a, b)
     path = geodesic(metric, a, b, solver=solver, init=init)
-    _raise_if_failed(path)
-    if not _differentiable(metric, a, b):
+    failed = (~path.converged).nonzero()
+    if len(failed):
+        pairs = [str(tuple(index) if len(index) != 1 else index[0]) for index in failed[:5].tolist()]
+        more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+        raise ConvergenceError(
+            f"{len(failed)} of {path.converged.numel()} paths failed: pairs {', '.join(pairs)}{more}. The first: "
+            f"{path.messages[tuple(failed[0].tolist())]}. The error's `result` is the Geodesic, with a status for each "
+            "pair.",
+            path,
+        )
+    asked = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    if torch.is_grad_enabled() and not asked:
+        # something the decoder is made of may have a gradient
+        with unvalidated():
+            asked = metric.ds2(*(z.reshape(-1, z.shape[-1])[:1] for z in (a, b))).requires_grad
+    if not asked:
         return path.length**2
     return _Once.apply(*energies_and_doubts(metric, path, a, b))  # pyright: ignore[reportReturnType]
 
@@ -110,42 +124,17 @@ def energies_and_doubts(metric: Metric, path: Geodesic, a: Tensor, b: Tensor) ->
     return torch.cat(energies)[order].reshape(batch), torch.cat(doubts)[order].reshape(batch)
 
 
-def _raise_if_failed(path: Geodesic) -> None:
-    failed = (~path.converged).nonzero()
-    if len(failed):
-        pairs = [tuple(index) if len(index) != 1 else index[0] for index in failed[:5].tolist()]
-        more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
-        raise ConvergenceError(
-            f"{len(failed)} of {path.converged.numel()} paths failed: pairs {', '.join(map(str, pairs))}{more}. The "
-            f"first: {path.messages[tuple(failed[0].tolist())]}. The error's `result` is the Geodesic, with a status "
-            "for each pair.",
-            path,
-        )
-
-
-def _differentiable(metric: Metric, a: Tensor, b: Tensor) -> bool:
-    """Whether somebody may ask for a gradient: of the codes, or of something the decoder is made of."""
-    if not torch.is_grad_enabled():
-        return False
-    if a.requires_grad or b.requires_grad:
-        return True
-    with unvalidated():
-        return metric.ds2(*(z.reshape(-1, z.shape[-1])[:1] for z in (a, b))).requires_grad
-
-
 def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared distances of the pairs at `index` that depend on their end points and on the decoder, and their doubts.
-
-    Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is kept as
-    it is, and its length differentiated, which unlike its energy does not ask for constant speed.
-    """
+    """Squared distances of the pairs at `index`, as functions of end points and decoder, and their doubts."""
     fixed = path.curve.resample(4 * T + 1).detach().reshape(-1, 4 * T + 1, start.shape[-1])[index]
     found = path.length.flatten()[index] ** 2
     chords = ChordEnergy.checked(metric, fixed)
     solved = stationary(chords, fixed[:, ::4], num_levels=3)
     with torch.no_grad(), unvalidated():
         value = romberg(*(chords.energy(nodes) for nodes in solved))[0]
-    agree = (value - found).abs() <= _AGREEMENT * found
+    # Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is kept as
+    # it is, and its length differentiated, which unlike its energy does not ask for constant speed.
+    agree = (value - found).abs() <= AGREEMENT * found
     doubt = _doubt(chords, solved, fixed, agree)
     rows, parts = [agree.nonzero()[:, 0], (~agree).nonzero()[:, 0]], []
     if len(rows[0]):
@@ -158,11 +147,9 @@ def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor,
 
 
 def _doubt(chords: ChordEnergy, solved: list[Tensor], fixed: Tensor, agree: Tensor) -> Tensor:
-    """How far apart the gradients in the end points are, relative to their size, by T and 2T and by 2T and 4T segments.
-
-    At the kinks of a rectified decoder, and at sharp walls, they do not settle; nor have they the length that the
-    gradient of a squared distance has, twice the distance.
-    """
+    """How far the gradients in the end points by T and 2T segments are from those by 2T and 4T, over their size."""
+    # At the kinks of a rectified decoder, and at sharp walls, they do not settle; nor have they the length that the
+    # gradient of a squared distance has, twice the distance.
     strides = (4, 2, 1)
     paths = [torch.where(agree[:, None, None], x, fixed[:, ::k]) for x, k in zip(solved, strides, strict=True)]
     coarse, middle, fine = (_end_slopes(chords, nodes) for nodes in paths)
@@ -188,11 +175,8 @@ def _end_slopes(chords: ChordEnergy, nodes: Tensor) -> Tensor:
 
 
 def stationary(chords: ChordEnergy, nodes: Tensor, *, num_levels: int) -> list[Tensor]:
-    """Minima of the discrete energy near the path ``nodes``: on as many segments, on twice as many, and so on.
-
-    The nodes are right to 1e-6 and better, which is the relative error of the gradient; that of the energy is its
-    square.
-    """
+    """Minima of the discrete energy near the path ``nodes``: on as many segments, on twice as many, and so on."""
+    # So the nodes are right to 1e-6 and better: the relative error of the gradient, whose square is that of the energy.
     damping, rtol = (torch.full_like(nodes[:, 0, 0], x) for x in (1e-3, 1e-12))
     found = []
     with torch.no_grad(), unvalidated():
@@ -203,15 +187,13 @@ def stationary(chords: ChordEnergy, nodes: Tensor, *, num_levels: int) -> list[T
 
 
 def _differentiable_chords(chords: ChordEnergy, nodes: Tensor, rows: Tensor, start: Tensor, stop: Tensor) -> Tensor:
-    """``ds2`` along some of the curves as functions of end points and decoder, inner nodes fixed.
-
-    Decoded again on the way back, chunk by chunk, so that memory does not grow with the batch.
-    """
+    """``ds2`` along some of the curves as functions of end points and decoder, inner nodes fixed."""
 
     def ds2(inner: Tensor, start: Tensor, stop: Tensor) -> Tensor:
         with unvalidated():
             return chords.chords(torch.cat([start[:, None], inner, stop[:, None]], 1))[0]
 
+    # Decoded again on the way back, chunk by chunk, so that memory does not grow with the batch.
     size = max(1, MAX_DECODED // nodes.shape[1])
     chunks = list(zip(*(x[rows].split(size) for x in (nodes[:, 1:-1], start, stop)), strict=True))
     if len(chunks) == 1:

@@ -91,10 +91,29 @@ def distance_uncertainty(
     a, b = (z.detach() for z in broadcast(*codes_for(metric, a, b)))
     roots = [_root(cov, a) for cov in (cov_a, cov_b)]
     if method == "delta":
-        return _delta(metric, a, b, roots, solver)
-    if method == "samples":
-        return _samples(metric, a, b, roots, solver, num_samples, as_generator(random_state))
-    raise ValueError(f'method must be "delta" or "samples", not {method!r}.')
+        with torch.enable_grad():
+            ends = [z.clone().requires_grad_() for z in (a, b)]
+            found = distance(metric, *ends, solver=solver)
+            gradients = torch.autograd.grad(found.sum(), ends)
+        variance = torch.zeros_like(found)
+        for gradient, root in zip(gradients, roots, strict=True):
+            if root is not None:
+                variance += (gradient[..., None, :] @ root).square().sum((-2, -1))
+        return DistanceUncertainty(found.detach(), variance.sqrt())
+    if method != "samples":
+        raise ValueError(f'method must be "delta" or "samples", not {method!r}.')
+    drawn, generator = [], as_generator(random_state)
+    for z, root in zip((a, b), roots, strict=True):
+        noise = torch.randn(num_samples, *z.shape, generator=generator, dtype=z.dtype).to(z.device)
+        drawn.append(z.expand(num_samples, *z.shape) if root is None else z + (root @ noise[..., None])[..., 0])
+    paths = geodesic(metric, *drawn, solver=solver)
+    if not paths.converged.all():
+        raise ConvergenceError(
+            f"{int((~paths.converged).sum())} of {paths.converged.numel()} paths between samples did not converge. Use "
+            'method="delta", or narrower covariances.',
+            result=paths,
+        )
+    return DistanceUncertainty(paths.length.mean(0), paths.length.std(0))
 
 
 def _root(cov: Tensor | None, like: Tensor) -> Tensor | None:
@@ -115,42 +134,3 @@ def _root(cov: Tensor | None, like: Tensor) -> Tensor | None:
             "(*batch, d, d) or variances (*batch, d), none of them negative."
         )
     return torch.diag_embed(cov.sqrt().expand(shape))
-
-
-def _delta(
-    metric: Metric, a: Tensor, b: Tensor, roots: list[Tensor | None], solver: Solver | None
-) -> DistanceUncertainty:
-    with torch.enable_grad():
-        ends = [z.clone().requires_grad_() for z in (a, b)]
-        found = distance(metric, *ends, solver=solver)
-        gradients = torch.autograd.grad(found.sum(), ends)
-    pulled = [
-        (g[..., None, :] @ root).square().sum((-2, -1))
-        for g, root in zip(gradients, roots, strict=True)
-        if root is not None
-    ]
-    variance = torch.stack(pulled).sum(0) if pulled else torch.zeros_like(found)
-    return DistanceUncertainty(found.detach(), variance.sqrt())
-
-
-def _samples(
-    metric: Metric,
-    a: Tensor,
-    b: Tensor,
-    roots: list[Tensor | None],
-    solver: Solver | None,
-    num: int,
-    generator: torch.Generator | None,
-) -> DistanceUncertainty:
-    drawn = []
-    for z, root in zip((a, b), roots, strict=True):
-        noise = torch.randn(num, *z.shape, generator=generator, dtype=z.dtype).to(z.device)
-        drawn.append(z.expand(num, *z.shape) if root is None else z + (root @ noise[..., None])[..., 0])
-    found = geodesic(metric, *drawn, solver=solver)
-    if not found.converged.all():
-        raise ConvergenceError(
-            f"{int((~found.converged).sum())} of {found.converged.numel()} paths between samples did not converge. Use "
-            'method="delta", or narrower covariances.',
-            result=found,
-        )
-    return DistanceUncertainty(found.length.mean(0), found.length.std(0))

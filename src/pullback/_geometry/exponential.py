@@ -60,8 +60,6 @@ _SENTENCES = {
         "where the decoder is defined."
     ),
 }
-
-
 _ROUGH = (
     "The geodesic reached its end, to about three digits: the decoder has kinks, across which more have no meaning."
 )
@@ -82,8 +80,7 @@ class Trajectory(Curve):
             kinks.
         speed_drift: the relative change of the speed :math:`\sqrt{\dot z^\top M \dot z}` between both ends. The speed
             is constant along an exact geodesic (of Levi-Civita's connection), so this checks the integration.
-        num_steps: accepted steps of each geodesic.
-        num_evaluations: evaluations of the geodesic equation for each.
+        num_steps, num_evaluations: accepted steps of each geodesic, and evaluations of the geodesic equation.
         dense: the states between the steps; None in the result of a `ConvergenceError` raised by `expmap`.
 
     Example:
@@ -119,11 +116,9 @@ class Trajectory(Curve):
     @property
     def messages(self) -> np.ndarray:
         """One sentence per geodesic, as an array of strings of shape ``(*batch,)``."""
-        loose = (self.rtol >= _KINKED_RTOL).flatten().tolist()
-        found = zip(self.status.flatten().tolist(), loose, strict=True)
-        sentences = [
-            _ROUGH if rough and code == Status.CONVERGED else _SENTENCES[Status(code)] for code, rough in found
-        ]
+        rough = (self.converged & (self.rtol >= _KINKED_RTOL)).flatten().tolist()
+        found = zip(self.status.flatten().tolist(), rough, strict=True)
+        sentences = [_ROUGH if is_rough else _SENTENCES[Status(code)] for code, is_rough in found]
         return np.array(sentences, dtype=object).reshape(tuple(self.status.shape))
 
     def __call__(self, t: Parameters) -> Tensor:
@@ -191,10 +186,16 @@ def expmap(
         raise ValueError(f"t is one finite number; got {t}. For many times use pullback.exponential(metric, z, v)(t).")
     z, v = broadcast(*codes_for(metric, z, v))
     v = t * v
-    flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=False)
-    found = _trajectory(metric, z, v, flow, alpha)
-    if not found.converged.all():
-        _raise_for(found, t)
+    found = _trajectory(metric, z, v, _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=False), alpha)
+    failed = ~found.converged.flatten()
+    if failed.any():
+        first = int(failed.nonzero()[0])
+        raise ConvergenceError(
+            f"{int(failed.sum())} of {failed.numel()} geodesics did not arrive; number {first} stopped at t = "
+            f"{t * found.reached.flatten()[first].item():.4g}. {found.messages.flatten()[first]} "
+            "pullback.exponential returns the others.",
+            result=found,
+        )
     return found.end
 
 
@@ -219,22 +220,24 @@ def exponential(
     tensor([0.0000, 1.6487])
     """
     z, v = broadcast(*codes_for(metric, z, v))
-    flow = _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=True)
-    return _trajectory(metric, z, v, flow, alpha)
+    return _trajectory(metric, z, v, _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=True), alpha)
 
 
 def _trajectory(metric: Metric, z: Tensor, v: Tensor, flow: Flow, alpha: float) -> Trajectory:
     batch, start = z.shape[:-1], torch.stack([z, v], -2)
     states = torch.stack([start, flow.y.reshape(start.shape)], -3)
-    reached, rtol = flow.t.reshape(batch), flow.rtol.reshape(batch)
+    status = torch.tensor([_STATUS[value] for value in Outcome], device=z.device)[flow.outcome]
+    drift = torch.full_like(flow.t, torch.nan)
     # other connections do not keep the speed, and need no information matrix
-    drift = _drift(metric, states.detach(), (reached > 0) & (alpha == 0))
-    status = torch.tensor([_STATUS[value] for value in Outcome], device=z.device)[flow.outcome].reshape(batch)
-    if not alpha:
-        broken = (status == Status.CONVERGED) & (drift > _MAX_DRIFT)
-        status = torch.where(broken, Status.UNRESOLVED, status)
-    steps, evaluations = flow.num_steps.reshape(batch), flow.num_evaluations.reshape(batch)
-    return Trajectory(states, reached, status, rtol, drift, steps, evaluations, flow.dense)
+    moved = (flow.t > 0) & (alpha == 0)
+    if moved.any():
+        with torch.no_grad():
+            ends = states.detach().reshape(-1, *states.shape[-3:])[moved]
+            speed = metric.norm(ends[:, :, 0], ends[:, :, 1])
+        drift[moved] = torch.where(speed[:, 0] == speed[:, 1], 0, (speed[:, 1] / speed[:, 0] - 1).abs())
+        status = torch.where((status == Status.CONVERGED) & (drift > _MAX_DRIFT), Status.UNRESOLVED, status)
+    facts = (flow.t, status, flow.rtol, drift, flow.num_steps, flow.num_evaluations)
+    return Trajectory(states, *(fact.reshape(batch) for fact in facts), dense=flow.dense)
 
 
 def arrivals(
@@ -256,36 +259,11 @@ def _integrate(
     dense: bool,
 ) -> Flow:
     check_options(rtol=rtol, atol=atol, max_steps=max_steps)
-    least = _ROUNDING * torch.finfo(z.dtype).eps
-    relative = max(_RTOL.get(z.dtype, _KINKED_RTOL) if rtol is None else rtol, least)
-    absolute = relative if atol is None else max(atol, least)
     kinked = _KINKED_RTOL if rtol is None else None
-    record = differentiable(z, v)
-    with unvalidated(), torch.inference_mode(False), torch.set_grad_enabled(record):
+    least = _ROUNDING * torch.finfo(z.dtype).eps
+    rtol = max(_RTOL.get(z.dtype, _KINKED_RTOL) if rtol is None else rtol, least)
+    atol = rtol if atol is None else max(atol, least)
+    with unvalidated(), torch.inference_mode(False), torch.set_grad_enabled(differentiable(z, v)):
         state = torch.cat([z, v], -1).reshape(-1, 2 * z.shape[-1])
         field = geodesic_field(metric, state[:, : z.shape[-1]], alpha=alpha)
-        return integrate(
-            field, state, rtol=relative, atol=absolute, max_steps=max_steps, kinked_rtol=kinked, dense=dense
-        )
-
-
-def _drift(metric: Metric, states: Tensor, valid: Tensor) -> Tensor:
-    """The relative change of speed between the states ``(*batch, 2, 2, d)`` at both ends; NaN where not valid."""
-    drift = torch.full_like(states[..., 0, 0, 0], torch.nan)
-    if not valid.any():
-        return drift
-    with torch.no_grad():
-        speed = metric.norm(states[valid][:, :, 0], states[valid][:, :, 1])
-    drift[valid] = torch.where(speed[:, 0] == speed[:, 1], 0, (speed[:, 1] / speed[:, 0] - 1).abs())
-    return drift
-
-
-def _raise_for(found: Trajectory, t: float) -> None:
-    failed = ~found.converged.flatten()
-    first = int(failed.nonzero()[0])
-    raise ConvergenceError(
-        f"{int(failed.sum())} of {failed.numel()} geodesics did not arrive; number {first} stopped at t = "
-        f"{t * found.reached.flatten()[first].item():.4g}. {found.messages.flatten()[first]} "
-        "pullback.exponential returns the others.",
-        result=found,
-    )
+        return integrate(field, state, rtol=rtol, atol=atol, max_steps=max_steps, kinked_rtol=kinked, dense=dense)

@@ -21,7 +21,7 @@ from pullback._solvers.base import Solution, Solver, Status, converged
 from pullback._solvers.chords import lerp_nodes
 from pullback._solvers.gauss_newton import GaussNewton
 from pullback._starts.graph import Graph
-from pullback._typing import Array, Bool, Codes, Float, Int
+from pullback._typing import Bool, Codes, Float, Int
 
 Start = Graph | Curve | Tensor | np.ndarray | None
 Starts = Start | Sequence[Start]
@@ -133,7 +133,14 @@ def geodesic(
     >>> path.length, path(0.5)
     (tensor(0.9803), tensor([0.5000, 1.0607]))
     """
-    start, stop, batch = _pairs(metric, a, b)
+    a, b = broadcast(*codes_for(metric, a, b))
+    batch, d = a.shape[:-1], a.shape[-1]
+    start, stop = a.detach().reshape(-1, d), b.detach().reshape(-1, d)
+    if len(start) == 0:
+        raise ValueError("There are no end points: the batch is empty. Pass at least one pair of codes.")
+    with torch.no_grad(), unvalidated():
+        # whatever the metric says against codes like these, it says here
+        metric.ds2(start[:2].nan_to_num(), start[:2].nan_to_num())
     solver = solver_or_default(solver)
     inits = list(init) if isinstance(init, Sequence) else [init]
     if not inits:
@@ -148,8 +155,9 @@ def geodesic(
     curve = PiecewiseCubic.mixed(best.nodes.reshape(*batch, *best.nodes.shape[1:]), straight)
     names = ("energy", "length", "error", "status", "strict", "num_steps", "num_segments")
     values: dict[str, Any] = {name: getattr(best, name).reshape(batch) for name in names}
-    values |= {"num_calls": best.num_calls, "num_decoded": best.num_decoded}
-    return Geodesic(curve=curve, leaves_support=leaves, **values)
+    return Geodesic(
+        curve=curve, leaves_support=leaves, num_calls=best.num_calls, num_decoded=best.num_decoded, **values
+    )
 
 
 def solver_or_default(solver: Solver | None) -> Solver:
@@ -160,23 +168,17 @@ def solver_or_default(solver: Solver | None) -> Solver:
     return GaussNewton() if solver is None else solver
 
 
-def _pairs(metric: Metric, a: Tensor | Array, b: Tensor | Array) -> tuple[Tensor, Tensor, torch.Size]:
-    """The end points as ``(B, d)`` each, and the shape of the batch."""
-    a, b = broadcast(*codes_for(metric, a, b))
-    start, stop = (z.detach().reshape(-1, z.shape[-1]) for z in (a, b))
-    if start.shape[0] == 0:
-        raise ValueError("There are no end points: the batch is empty. Pass at least one pair of codes.")
-    with torch.no_grad(), unvalidated():
-        # whatever the metric says against codes like these, it says here
-        metric.ds2(start[:2].nan_to_num(), start[:2].nan_to_num())
-    return start, stop, a.shape[:-1]
-
-
 def _start_nodes(metric: Metric, a: Tensor, b: Tensor, init: Start) -> Tensor:
     if init is None:
         return torch.stack([a, b], 1)
     if isinstance(init, Graph):
-        return _better_start(metric, init.paths(a, b, _START_POINTS))
+        # the graph's path or the straight line, whichever has less energy
+        nodes = init.paths(a, b, _START_POINTS)
+        w = torch.linspace(0, 1, nodes.shape[1], dtype=nodes.dtype, device=nodes.device)[:, None]
+        line = torch.lerp(nodes[:, :1], nodes[:, -1:], w)
+        with torch.no_grad(), unvalidated():
+            bent, straight = (squared_steps(metric, path)[0].sum(-1) for path in (nodes, line))
+        return torch.where(((straight < bent) | ~bent.isfinite())[:, None, None], line, nodes)
     if not isinstance(init, Curve | Tensor | np.ndarray | list | tuple):
         raise TypeError(
             "init is None, a fitted pullback.Lattice or CodeGraph, a curve, its points (*batch, n, d), or a list of "
@@ -197,34 +199,21 @@ def _start_nodes(metric: Metric, a: Tensor, b: Tensor, init: Start) -> Tensor:
     return nodes
 
 
-def _better_start(metric: Metric, nodes: Tensor) -> Tensor:
-    """The given path or the straight line, whichever has less energy."""
-    w = torch.linspace(0, 1, nodes.shape[1], dtype=nodes.dtype, device=nodes.device)[:, None]
-    line = torch.lerp(nodes[:, :1], nodes[:, -1:], w)
-    with torch.no_grad(), unvalidated():
-        bent, straight = (squared_steps(metric, path)[0].sum(-1) for path in (nodes, line))
-    return torch.where(((straight < bent) | ~bent.isfinite())[:, None, None], line, nodes)
-
-
 def _best(solutions: list[Solution]) -> Solution:
     """Curve by curve the solution of least energy, converged ones first."""
     if len(solutions) == 1:
         return solutions[0]
-    finest = max(s.nodes.shape[1] for s in solutions) - 1
     energy = torch.stack([s.energy.nan_to_num(torch.inf) for s in solutions])
     done = torch.stack([converged(s.status) for s in solutions])
     chosen = torch.where(done | ~done.any(0), energy, torch.inf).argmin(0)
-    solutions, rows, result = [_refined(s, finest) for s in solutions], torch.arange(len(chosen)), {}
+    finest, refined = max(s.nodes.shape[1] for s in solutions) - 1, []
+    for s in solutions:
+        factor = finest // (s.nodes.shape[1] - 1)
+        straight = torch.zeros_like(s.strict) if s.straight is None else s.straight
+        nodes = torch.where(straight[:, None, None], lerp_nodes(s.nodes, factor), refine(s.nodes, factor))
+        refined.append(replace(s, nodes=nodes, straight=straight))
+    rows, result = torch.arange(len(chosen)), {}
     for f in fields(Solution):
-        values = [getattr(s, f.name) for s in solutions]
+        values = [getattr(s, f.name) for s in refined]
         result[f.name] = sum(values) if isinstance(values[0], int) else torch.stack(values)[chosen, rows]
     return Solution(**result)
-
-
-def _refined(solution: Solution, num_segments: int) -> Solution:
-    """The same curves on more nodes, with those of straight pieces marked."""
-    factor = num_segments // (solution.nodes.shape[1] - 1)
-    smooth, off = refine(solution.nodes, factor), torch.zeros_like(solution.strict)
-    straight = off if solution.straight is None else solution.straight
-    nodes = torch.where(straight[:, None, None], lerp_nodes(solution.nodes, factor), smooth)
-    return replace(solution, nodes=nodes, straight=straight)

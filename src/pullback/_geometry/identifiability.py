@@ -2,9 +2,8 @@ r"""How well distances are determined by the data: their variation over retraine
 
 A latent code is not identifiable: any reparametrization :math:`g` of the latent space gives the same densities with the
 decoder :math:`f \circ g^{-1}`, and retraining picks another. Distances of a pulled-back metric do not depend on the
-coordinates, so that they should repeat where the models agree on the data. How far they do is a number: the coefficient
-of variation of the distance between the same two observations over several trained models (compare Hauberg, *Only Bayes
-should learn a manifold*, 2018).
+coordinates, so they should repeat where the models agree on the data (compare Hauberg, *Only Bayes should learn a
+manifold*, 2018).
 """
 
 from __future__ import annotations

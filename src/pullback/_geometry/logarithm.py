@@ -23,7 +23,7 @@ from torch import Tensor
 from pullback._curves.curve import CubicSpline
 from pullback._curves.steps import nearly_equal, safe_sqrt
 from pullback._decoders.contract import unvalidated
-from pullback._geometry.distance import energies_and_doubts
+from pullback._geometry.distance import AGREEMENT, energies_and_doubts
 from pullback._geometry.exponential import arrivals
 from pullback._geometry.geodesic import Geodesic, Starts, geodesic
 from pullback._metrics.base import Metric, codes_for
@@ -36,8 +36,6 @@ from pullback._solvers.elements import ElementEnergy
 from pullback._solvers.extremals import Extremals, ExtremalSolver
 from pullback._typing import Bool, Codes, Float
 
-# A path whose energy differs by more when it is solved or measured anew has hopped over a wall.
-_AGREEMENT = 1e-2
 # Part of `rtol` that velocities are solved to, and by which they are tried out; estimates of the error are cautious
 # already.
 _MARGIN, _TRIAL = 0.5, 0.1
@@ -90,25 +88,22 @@ class Logarithm:
     def messages(self) -> np.ndarray:
         """One sentence per pair, as an array of strings of shape ``(*batch,)``."""
         facts = (self.converged, self.error, self.miss, self.geodesic.converged, self.geodesic.messages)
-        rows = zip(*(f.flatten().tolist() for f in facts), strict=True)
-        sentences = [_sentence(self.rtol, *fact) for fact in rows]
+        sentences = []
+        for converged, error, miss, solved, sentence in zip(*(f.flatten().tolist() for f in facts), strict=True):
+            if converged:
+                sentence = "converged"
+            elif solved and error <= self.rtol:
+                sentence += (
+                    f"; but the geodesic with this velocity misses b by {miss:.1g} of the distance, as neighboring "
+                    "ones part fast: smooth the decoder's kinks or its extrapolation, or choose nearer codes"
+                )
+            elif solved:
+                sentence += (
+                    f"; but the velocity is known only to about {error:.1g}, as the finest elements do not resolve the "
+                    "geodesic: raise rtol, or smooth the decoder's kinks (SiLU or softplus units) or its extrapolation"
+                )
+            sentences.append(sentence)
         return np.array(sentences, dtype=object).reshape(tuple(self.error.shape))
-
-
-def _sentence(rtol: float, converged: bool, error: float, miss: float, solved: bool, found: str) -> str:
-    if converged:
-        return "converged"
-    if not solved:
-        return found
-    if error <= rtol:
-        return (
-            f"{found}; but the geodesic with this velocity misses b by {miss:.1g} of the distance, as neighboring ones "
-            "part fast: smooth the decoder's kinks or its extrapolation, or choose nearer codes"
-        )
-    return (
-        f"{found}; but the velocity is known only to about {error:.1g}, as the finest elements do not resolve the "
-        "geodesic: raise rtol, or smooth the decoder's kinks (SiLU or softplus units) or its extrapolation"
-    )
 
 
 def logmap(
@@ -222,8 +217,8 @@ class _Velocities:
         """Turns energies and momenta into velocities; the path's own where solving it leads away from it."""
         index, square = curves.index, curves.energy
         begin, end = self.nodes[index, 0], self.nodes[index, -1]
-        walled = ~((curves.measured - square).abs() <= _AGREEMENT * square)
-        walled |= square > (1 + _AGREEMENT) * self.bound[index] ** 2
+        walled = ~((curves.measured - square).abs() <= AGREEMENT * square)
+        walled |= square > (1 + AGREEMENT) * self.bound[index] ** 2
         tensor, line = metric.tensor(begin), end - begin
         own = CubicSpline(self.nodes[index]).velocity(0.0)
         velocity = torch.where(walled[:, None], own, velocity_of(curves.momentum, tensor, line))
@@ -256,15 +251,12 @@ def _by_elements(chords: ChordEnergy, found: _Velocities, index: Tensor, rtol: f
 
 def _by_gradient(metric: Metric, path: Geodesic, found: _Velocities, index: Tensor) -> None:
     """The same for a metric without an embedding: minus half the gradient of the squared distance."""
-    ends = path.curve.points.reshape(-1, *path.curve.points.shape[-2:])[:, [0, -1]]
     with torch.enable_grad():
-        start = ends[:, 0].detach().clone().requires_grad_()
-        begin = start.reshape(*path.length.shape, -1)
-        square, doubt = energies_and_doubts(metric, path, begin, path.curve.end)
-        (slope,) = torch.autograd.grad(square.flatten()[index].sum(), start)
-    energy, momentum = square.detach().flatten()[index], -0.5 * slope[index]
-    error = doubt.flatten()[index] / _RICHARDSON
-    found.update(metric, Extremals(index, energy, found.bound[index] ** 2, momentum, error))
+        begin = path.curve.begin.detach().clone().requires_grad_()
+        square, doubt = (x.flatten()[index] for x in energies_and_doubts(metric, path, begin, path.curve.end))
+        (slope,) = torch.autograd.grad(square.sum(), begin)
+    momentum = -0.5 * slope.reshape(-1, slope.shape[-1])[index]
+    found.update(metric, Extremals(index, square.detach(), found.bound[index] ** 2, momentum, doubt / _RICHARDSON))
 
 
 def _try_out(metric: Metric, found: _Velocities, index: Tensor, rtol: float) -> Tensor:

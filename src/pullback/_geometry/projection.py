@@ -77,7 +77,12 @@ def project(
         >>> [round(x.item(), 4) for x in (found.time, found.distance)]
         [0.25, 2.0]
     """
-    curve = _single(curve_for(metric, path))
+    curve = curve_for(metric, path)
+    number = curve.begin.shape[:-1].numel()
+    if number != 1:
+        raise ValueError(f"project takes one path, and this is a batch of {number}. Choose one: path.curve[i].")
+    if curve.begin.ndim > 1:
+        curve = Polyline(curve.resample(1025).reshape(1025, -1))
     codes = as_codes(codes, curve.begin, a_set=True, dim=curve.begin.shape[-1])
     t = _best_candidate(metric, curve, codes, solver)
     width = 1 / (_NUM_TIMES - 1)
@@ -86,16 +91,6 @@ def project(
     point = _at(curve, t)
     found = geodesic(metric, codes, point, solver=solver)
     return Projection(t, found.length, point, found.converged)
-
-
-def _single(curve: Curve) -> Curve:
-    if curve.begin.ndim == 1:
-        return curve
-    if curve.begin.shape[:-1].numel() == 1:
-        return Polyline(curve.resample(1025).reshape(1025, -1))
-    raise ValueError(
-        f"project takes one path, and this is a batch of {curve.begin.shape[:-1].numel()}. Choose one: path.curve[i]."
-    )
 
 
 def _at(curve: Curve, t: Tensor) -> Tensor:

@@ -45,8 +45,15 @@ _KINKED_RTOL = 1e-3
 _KINKED_SEGMENTS = 256
 # The fewest steps, of which a quarter are the largest that are compared, and how many to try first for smooth curves.
 _LEAST_SEGMENTS, _FIRST_SEGMENTS = 8, 32
-# Of the collocation at three Gauss points.
-_ORDER = 6
+# The collocation at three Gauss points on [0, 1]: its order, nodes, weights, and the integrals of the Lagrange
+# polynomials up to each node.
+_ORDER, _S = 6, math.sqrt(15)
+_NODES, _WEIGHTS = [0.5 - _S / 10, 0.5, 0.5 + _S / 10], [5 / 18, 4 / 9, 5 / 18]
+_INTEGRALS = [
+    [5 / 36, 2 / 9 - _S / 15, 5 / 36 - _S / 30],
+    [5 / 36 + _S / 24, 2 / 9, 5 / 36 - _S / 24],
+    [5 / 36 + _S / 30, 2 / 9 + _S / 15, 5 / 36],
+]
 # Numbers in all Jacobians kept at once, 256 MB of float64.
 _CHUNK = 2**25
 # Newton-Schulz steps for the nearest rotation; a singular value of 0.1 takes nine to reach 1 to rounding.
@@ -115,8 +122,19 @@ def _transports(metric: Metric, curve: Curve, rtol: float | None, max_segments: 
             allowed[left] = torch.where(smooth, allowed[left], _KINKED_RTOL)
         lost = ~torch.isfinite(found).all(-1).all(-1)
         left, segments = left[~lost & ~(error[left] <= allowed[left])], 2 * segments
-    finite = torch.isfinite(result).all(-1).all(-1)
-    _raise_if_failed(error > allowed, finite, max_segments, result.reshape(*batch, d, d))
+    failed = error > allowed
+    if failed.any():
+        first = int(failed.nonzero()[0])
+        cause = "The metric is not finite along it. Keep the curve within the region where the decoder is defined."
+        if result[first].isfinite().all():
+            cause = (
+                f"The metric changes too sharply along it for {max_segments} segments. Raise max_segments, loosen "
+                "rtol, or smooth the decoder."
+            )
+        raise ConvergenceError(
+            f"Transport failed along {int(failed.sum())} of {failed.numel()} curves, first number {first}. {cause}",
+            result=result.reshape(*batch, d, d),
+        )
     return result.reshape(*batch, d, d)
 
 
@@ -125,9 +143,6 @@ def _first_segments(num_pieces: int) -> int:
     if num_pieces % _FIRST_SEGMENTS == 0:
         return max(_FIRST_SEGMENTS, num_pieces // 8)
     return math.lcm(4, num_pieces) * math.ceil(_LEAST_SEGMENTS / math.lcm(4, num_pieces))
-
-
-# -- by projection -----------------------------------------------------------------------------------------------------
 
 
 def _by_projection(metric: Metric, curve: Curve, index: Tensor, num_segments: int, _before: Tensor) -> Measured:
@@ -150,32 +165,24 @@ def _romberg(metric: Metric, nodes: Tensor) -> Measured:
     known = torch.stack([torch.isfinite(value).all(-1) for value in frame.values]).all(0)
     factors = torch.where(known[..., None, None], factors, torch.nan)
     turns = [_turn(jacobians, factors, floor, stride) for stride in (1, 2, 4)]
-    best, error, smooth = _extrapolated(turns)
-    begin, end = factors[:, 0], factors[:, -1]
-    matrix = torch.linalg.solve_triangular(end.mT, best @ begin.mT, upper=True)
-    # steps so long that there is no nearest rotation: not yet an answer, but no failure either
-    finite, defined = torch.isfinite(matrix).all(-1).all(-1), torch.isfinite(factors).flatten(1).all(-1)
-    matrix = torch.where((~finite & defined)[:, None, None], 0.0, matrix)
-    return matrix, torch.where(finite, error * matrix.abs().amax((-2, -1)), torch.inf), smooth
-
-
-def _extrapolated(turns: list[Tensor]) -> Measured:
-    """The limit of rotations from steps h, 2h and 4h, its error, and whether these behave as for a smooth decoder."""
     first = [(4 * turns[i] - turns[i + 1]) / 3 for i in (0, 1)]
     steps = [(turns[i] - turns[i + 1]).abs().amax((-2, -1)) for i in (0, 1)]
     best = (16 * first[0] - first[1]) / 15
     # halving a step of an order-two method quarters its error, unless there are kinks in it
     smooth = (steps[1] > 2 * steps[0]) | (steps[0] <= 64 * torch.finfo(best.dtype).eps)
     best = _polar(torch.where(smooth[:, None, None], best, turns[0]))
-    return best, torch.where(smooth, (best - first[0]).abs().amax((-2, -1)), steps[0]), smooth
+    error = torch.where(smooth, (best - first[0]).abs().amax((-2, -1)), steps[0])
+    matrix = torch.linalg.solve_triangular(factors[:, -1].mT, best @ factors[:, 0].mT, upper=True)
+    # steps so long that there is no nearest rotation: not yet an answer, but no failure either
+    finite, defined = torch.isfinite(matrix).all(-1).all(-1), torch.isfinite(factors).flatten(1).all(-1)
+    matrix = torch.where((~finite & defined)[:, None, None], 0.0, matrix)
+    return matrix, torch.where(finite, error * matrix.abs().amax((-2, -1)), torch.inf), smooth
 
 
 def _factors(tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """Cholesky factors of the metric along curves ``(B, N + 1, d, d)``, and what was added to it, ``(B, 1, d, d)``.
-
-    What the metric does not see moves freely: a little of the identity is added to M and to the projections, as if
-    there were one more observation. As little as possible, and more only for curves where M is singular.
-    """
+    """Cholesky factors of the metric along curves ``(B, N + 1, d, d)``, and what was added to it, ``(B, 1, d, d)``."""
+    # What the metric does not see moves freely: a little of the identity is added to M and to the projections, as if
+    # there were one more observation. As little as possible, and more only for curves where M is singular.
     resolution, eye = torch.finfo(tensors.dtype), torch.eye(tensors.shape[-1]).to(tensors)
     largest = tensors.diagonal(dim1=-2, dim2=-1).amax(-1)
     low, high = (64 * resolution.eps * x.clamp_min(resolution.tiny**0.5) for x in (largest.amin(-1), largest.amax(-1)))
@@ -219,9 +226,6 @@ def _product(steps: Tensor) -> Tensor:
     return steps[:, 0]
 
 
-# -- by collocation ----------------------------------------------------------------------------------------------------
-
-
 def _by_collocation(
     metric: Metric, curve: Curve, index: Tensor, num_segments: int, before: Tensor, *, alpha: float
 ) -> Measured:
@@ -233,7 +237,7 @@ def _by_collocation(
 
 def _steps(metric: Metric, curve: Curve, index: Tensor, num_segments: int, alpha: float) -> Tensor:
     """The matrices ``(B, N, d, d)`` over each of N equal steps of the curves at `index`."""
-    nodes, weights, inner = _gauss(curve.begin.dtype, curve.begin.device)
+    nodes, weights, inner = (curve.begin.new_tensor(x) for x in (_NODES, _WEIGHTS, _INTEGRALS))
     h, d = 1 / num_segments, curve.begin.shape[-1]
     t = (torch.arange(num_segments, dtype=nodes.dtype, device=nodes.device)[:, None] + nodes).flatten() * h
     points, velocities = (x.reshape(-1, len(t), d)[index] for x in (curve(t), curve.velocity(t)))
@@ -244,35 +248,3 @@ def _steps(metric: Metric, curve: Curve, index: Tensor, num_segments: int, alpha
     system = eye - blocks.transpose(-3, -2).flatten(2, 3).flatten(-2)
     stages = torch.linalg.solve_ex(system, rates.flatten(2, 3))[0].unflatten(2, (len(nodes), d))
     return torch.eye(d, dtype=t.dtype, device=t.device) + h * torch.einsum("i,bnijk->bnjk", weights, stages)
-
-
-@functools.lru_cache
-def _gauss(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes, weights and the integrals of the Lagrange polynomials up to each node, on [0, 1]."""
-    with torch.inference_mode(False):
-        s = math.sqrt(15)
-        nodes = [0.5 - s / 10, 0.5, 0.5 + s / 10]
-        weights = [5 / 18, 4 / 9, 5 / 18]
-        inner = [
-            [5 / 36, 2 / 9 - s / 15, 5 / 36 - s / 30],
-            [5 / 36 + s / 24, 2 / 9, 5 / 36 - s / 24],
-            [5 / 36 + s / 30, 2 / 9 + s / 15, 5 / 36],
-        ]
-        first, second, third = (torch.tensor(x, dtype=dtype, device=device) for x in (nodes, weights, inner))
-        return first, second, third
-
-
-def _raise_if_failed(failed: Tensor, finite: Tensor, max_segments: int, result: Tensor) -> None:
-    if not failed.any():
-        return
-    first = int(failed.nonzero()[0])
-    cause = "The metric is not finite along it. Keep the curve within the region where the decoder is defined."
-    if finite[first]:
-        cause = (
-            f"The metric changes too sharply along it for {max_segments} segments. Raise max_segments, loosen rtol, or "
-            "smooth the decoder."
-        )
-    raise ConvergenceError(
-        f"Transport failed along {int(failed.sum())} of {failed.numel()} curves, first number {first}. {cause}",
-        result=result,
-    )

@@ -1,8 +1,7 @@
 r"""Is a model's uncertainty good enough for geometry? Measured on and off the data, and answered in sentences.
 
-Three things must hold for shortest paths to follow the data. The decoder should be less certain where it has seen
-nothing; the metric should not be smaller there, or the void is a short cut; and the paths themselves should keep to the
-data. The first is what the model says of itself, the second what the geometry makes of it, the third what counts.
+The decoder should be less certain where it has seen nothing; the metric should not be smaller there, or the void is a
+short cut; and the paths themselves should keep to the data, which is what counts.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch.distributions import Distribution
 from pullback._decoders.contract import Decoder, as_codes, decode
 from pullback._decoders.reading import WithPrior
 from pullback._decoders.support import Support
-from pullback._geometry.geodesic import Geodesic, geodesic
+from pullback._geometry.geodesic import geodesic
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._options import check_options
 from pullback._progress import progress
@@ -38,14 +37,11 @@ class UncertaintyReport:
     """What `uncertainty_report` found; printed or shown in a notebook, it is a few sentences.
 
     Attributes:
-        entropy_on: median entropy of p(x|z), summed over features, at codes.
-        entropy_off: the same at points off the support.
+        entropy_on, entropy_off: median entropy of p(x|z), summed over features, at codes and at points off the support.
         entropy_rises: the probability that a point off the data has more entropy than a code: 1 is perfect, ½ blind.
-        log_volume_on: median of ½ log det M at codes.
-        log_volume_off: the same at points off the support.
-        num_paths: geodesics between random codes.
-        num_converged: how many of them converged.
-        num_leaving: how many leave the support.
+        log_volume_on, log_volume_off: median of ½ log det M at codes and at points off the support.
+        num_paths, num_converged, num_leaving: geodesics between random codes, how many of them converged, and how many
+            leave the support.
         num_dimensions: of the latent space.
         num_unused: directions in which the decoder knows less about a code than a standard normal prior does.
         typical_distance: median length of the geodesics, in standard deviations of what is decoded.
@@ -89,7 +85,13 @@ class UncertaintyReport:
     @property
     def advice(self) -> list[str]:
         """What to do, one sentence each; empty if nothing needs doing."""
-        advice = [] if not self.collapsed else [_SENTENCE_COLLAPSED]
+        advice = []
+        if self.collapsed:
+            advice.append(
+                "The decoder ignores its codes: what it decodes them to cannot be told apart, so there is no geometry "
+                "to measure. Train longer, or with a smaller weight of the KL term, and check that codes and decoder "
+                "belong together."
+            )
         if not self.calibrated and self.log_volume_off < self.log_volume_on:
             advice.append(
                 "The metric is smaller off the data than on them, so paths take the void as a short cut: wrap the "
@@ -140,12 +142,6 @@ class UncertaintyReport:
         return f"<p><b>{escape(head)}</b></p>" + "".join(f"<p>{escape(sentence)}</p>" for sentence in rest)
 
 
-_SENTENCE_COLLAPSED = (
-    "The decoder ignores its codes: what it decodes them to cannot be told apart, so there is no geometry to measure. "
-    "Train longer, or with a smaller weight of the KL term, and check that codes and decoder belong together."
-)
-
-
 @progress("report")
 def uncertainty_report(
     decoder: Decoder,
@@ -187,7 +183,10 @@ def uncertainty_report(
         volume = [metric.log_volume(z).median().item() for z in (on, off)]
     # equal ones count half
     rises = torch.stack([entropy[1][:, None] > entropy[0], entropy[1][:, None] >= entropy[0]])
-    paths = _paths(metric, codes, support, num_pairs, generator)
+    inside = codes[support.contains(codes)]
+    ends = inside[torch.randint(len(inside), (2, num_pairs), generator=generator).to(codes.device)]
+    graph = CodeGraph.fit(metric, codes, max_nodes=_MAX_NODES)
+    paths = geodesic(metric, *ends, init=[None, graph], support=support)
     assert paths.leaves_support is not None
     return UncertaintyReport(
         entropy_on=entropy[0].median().item(),
@@ -234,12 +233,3 @@ def _entropy(p: Distribution, num_batch: int, random_state: int) -> Tensor:
             torch.manual_seed(random_state)
             values = -p.log_prob(p.sample(torch.Size([64]))).mean(0)
     return values.reshape(*values.shape[:num_batch], -1).sum(-1)
-
-
-def _paths(
-    metric: FisherRaoMetric, codes: Tensor, support: Support, num_pairs: int, generator: torch.Generator
-) -> Geodesic:
-    inside = codes[support.contains(codes)]
-    ends = inside[torch.randint(len(inside), (2, num_pairs), generator=generator).to(codes.device)]
-    graph = CodeGraph.fit(metric, codes, max_nodes=_MAX_NODES)
-    return geodesic(metric, *ends, init=[None, graph], support=support)

@@ -49,7 +49,7 @@ def _restored(x: Any, batch: torch.Size) -> Any:
     if isinstance(x, tuple):
         first = _restored(x[0], batch)
         return first, first if x[1] is x[0] else _restored(x[1], batch)
-    return x if x is None else x.reshape(batch + x.shape[1:])
+    return None if x is None else x.reshape(batch + x.shape[1:])
 
 
 class Metric(abc.ABC):
@@ -57,8 +57,7 @@ class Metric(abc.ABC):
 
     A metric implements `tensor` and `ds2`, for codes of any batch shape; the decorator `pullback.per_code` lets them be
     written for codes ``(N, d)``. It may also implement `embed`, which lets the default geodesic solver use the exact
-    cross terms between neighboring points of a curve. A metric that is pulled back from a decoder keeps it in an
-    attribute ``decoder``.
+    cross terms between neighboring points of a curve. One pulled back from a decoder has an attribute ``decoder``.
 
     >>> import torch, pullback as pb
     >>> class Scaled(pb.Metric):
@@ -104,10 +103,7 @@ class Metric(abc.ABC):
         return self.source is None or route(observed(self.source), z.reshape(-1, z.shape[-1])).forward
 
     def frame_at(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> Frame:
-        """The embedding's maps at ``z`` with their first and second derivatives; constants, not differentiable.
-
-        What a second-order solver needs at every node. Only for metrics with an embedding.
-        """
+        """The embedding's maps at ``z`` with their derivatives, for second-order solvers; constants."""
         z = as_codes(z, self)
         values, jacobians = jacobian(lambda x: self._maps(x, origin), z, forward=self.has_forward_mode(z))
         return Frame(z, origin, values, self._maps, jacobians=jacobians)
@@ -147,11 +143,7 @@ class Metric(abc.ABC):
 
 def codes_for(metric: Any, *codes: Any, a_set: bool = False, **required: Any) -> tuple[Tensor, ...]:
     """Codes or tangents as tensors of the metric's dtype and device: the first line of every public function with
-    a metric. What is `required` of them, `as_codes` tells.
-
-    Raises:
-        TypeError: a decoder was given in the place of the metric.
-    """
+    a metric. What is `required` of them, `as_codes` tells."""
     check_metric(metric)
     found = tuple(as_codes(z, metric, a_set=a_set, **required) for z in codes)
     if a_set and len({z.shape[1] for z in found}) > 1:
@@ -163,11 +155,7 @@ def codes_for(metric: Any, *codes: Any, a_set: bool = False, **required: Any) ->
 
 
 def broadcast(*codes: Tensor) -> tuple[Tensor, ...]:
-    """Codes and tangents ``(*batch, d)`` in one common shape.
-
-    Raises:
-        ValueError: their dimensions, dtypes or devices differ, or their batches do not pair up.
-    """
+    """Codes and tangents ``(*batch, d)`` in one common shape."""
     shapes = " and ".join(str(tuple(z.shape)) for z in codes)
     if len({z.shape[-1] for z in codes}) > 1:
         raise ValueError(

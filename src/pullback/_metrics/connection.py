@@ -1,6 +1,4 @@
-r"""The acceleration of geodesics, without a Christoffel tensor.
-
-A geodesic is a curve whose acceleration has no tangential part. Where the metric has a dual embedding
+r"""The acceleration of geodesics, without a Christoffel tensor. Where the metric has a dual embedding
 :math:`M = \mathrm{sym}(D\phi^\top D\psi)`, the Euler-Lagrange equation of :math:`\int \langle D\phi\,\dot z,
 D\psi\,\dot z\rangle` collapses to a projection,
 
@@ -43,11 +41,7 @@ _CHUNK = 2**25  # numbers held at once
 def acceleration(
     metric: Metric, z: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"], *, alpha: float = 0.0
 ) -> Float[Tensor, "*batch d"]:
-    r"""The coordinate acceleration :math:`\ddot z = -\Gamma(z)[v, v]` of the geodesic with velocity ``v``.
-
-    By projection in the dual embedding where the metric has one, else in Lagrangian form; see the module's text. Where
-    ``M`` is singular, the directions it does not see are not accelerated.
-    """
+    r"""The coordinate acceleration :math:`\ddot z = -\Gamma(z)[v, v]` of the geodesic with velocity ``v``."""
     with unvalidated():
         return _rule(metric, z, alpha)[0](z, v)
 
@@ -55,10 +49,7 @@ def acceleration(
 def connection(
     metric: Metric, z: Float[Tensor, "*batch d"], v: Float[Tensor, "*batch d"], *, alpha: float = 0.0
 ) -> Float[Tensor, "*batch d d"]:
-    r"""The matrix :math:`w \mapsto -\Gamma(z)[v, w]`: how the coordinates of a tangent change as it moves along ``v``.
-
-    Without an embedding by polarization, :math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]`.
-    """
+    r"""The matrix :math:`w \mapsto -\Gamma(z)[v, w]`: how the coordinates of a tangent change as it moves."""
     d = z.shape[-1]
     with unvalidated():
         embedding = Embedding.of(metric, z, alpha)
@@ -73,6 +64,7 @@ def connection(
 
 
 def _polarized(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
+    r""":math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]`."""
     size = v.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
     basis = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
     columns = [_lagrangian(metric, z, v / size + e) - _lagrangian(metric, z, v / size - e) for e in basis]
@@ -82,8 +74,7 @@ def _polarized(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
 def geodesic_field(metric: Metric, z: Tensor, *, alpha: float = 0.0) -> Callable[[Tensor], Tensor]:
     """The geodesic equation as a field on states ``(n, 2 d)``: ``(z, v)' = (v, a)``, in chunks of bounded memory.
 
-    The form of the acceleration is chosen once, at the codes ``z`` of shape ``(n, d)``. Where a state is not finite,
-    the metric is not asked, and the field is NaN.
+    The form of the acceleration is chosen once, at the codes ``z (n, d)``. Where a state is not finite, it is NaN.
     """
     z = z[torch.isfinite(z).all(-1)]
     rule, size = _rule(metric, z, alpha) if len(z) else (functools.partial(_lagrangian, metric), 1)
@@ -108,11 +99,7 @@ def _rule(metric: Metric, z: Tensor, alpha: float) -> tuple[Callable[[Tensor, Te
 
 @dataclass(frozen=True)
 class Embedding:
-    """The distinct maps of a dual embedding, one or a pair, and what each term of the force weighs.
-
-    ``jet(z, v, w)`` gives the maps' Jacobians ``(d, *batch, K)`` and second derivatives along ``v`` and each of ``w``,
-    ``(m, *batch, K)``.
-    """
+    """The jet of the maps of a dual embedding, one or a pair (see `plain_jet`), and the weight of each in the force."""
 
     jet: Callable[[Tensor, Tensor, Tensor], tuple[list[Tensor], list[Tensor]]]
     weights: tuple[float, ...]
@@ -205,11 +192,7 @@ def velocity_of(momentum: Tensor, tensor: Tensor, line: Tensor) -> Tensor:
 
 def filtered_inverse(tensor: Tensor) -> Tensor:
     r"""The inverse of M; where M is nearly singular, :math:`\lambda / (\lambda^2 + \delta^2)` in place of
-    :math:`1 / \lambda`.
-
-    An unused latent dimension gives M a zero eigenvalue up to rounding. The filter tends to the pseudo-inverse there
-    and, unlike a cut-off, is smooth along the trajectory.
-    """
+    :math:`1 / \lambda`, which tends to the pseudo-inverse and, unlike a cut-off, is smooth along the trajectory."""
     delta = 1e4 * torch.finfo(tensor.dtype).eps
     factor, info = torch.linalg.cholesky_ex(tensor)
     largest = tensor.diagonal(dim1=-2, dim2=-1).amax(-1)

@@ -1,8 +1,5 @@
-r"""The metric of any divergence: black-box geometry.
-
-A divergence between the decodings of two nearby codes is, to second order, a squared length. So the metric of a decoder
-can be had from a divergence alone, by differentiating it twice, or by evaluating it at a few nearby codes.
-"""
+"""The metric of any divergence: black-box geometry. A divergence of two nearby codes is, to second order, a squared
+length, so it may be differentiated twice, or evaluated at a few nearby codes."""
 
 from __future__ import annotations
 
@@ -29,15 +26,11 @@ Step = Callable[[Tensor], Tensor]
 class Hessian:
     r"""Differentiates the divergence twice: :math:`M = \frac s2 \nabla_w^2 D(p_z, p_w)|_{w=z}`. Exact.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.DivergenceMetric(lambda z: Normal(z, 0.5), method=pb.divergences.Hessian())
-        >>> metric.tensor(torch.zeros(1))
-        tensor([[4.]])
+    >>> import torch, pullback as pb
+    >>> metric = pb.DivergenceMetric(lambda z: torch.distributions.Normal(z, 0.5), method=pb.divergences.Hessian())
+    >>> metric.tensor(torch.zeros(1))
+    tensor([[4.]])
     """
-
-    differentiable = True
 
     def __call__(self, step: Step, z: Tensor, *, functional: bool = True) -> Tensor:
         return 0.5 * hessian(step, z, functional=functional)
@@ -59,18 +52,16 @@ class OneSidedDifference:
         eps: the step; by default the cube root of the precision of the codes' dtype. In float32 the rounding of the
             divergence divided by ``eps²`` leaves about two digits.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> method = pb.divergences.OneSidedDifference(eps=1e-2)
-        >>> pb.DivergenceMetric(lambda z: Normal(z**2, 1.0), method=method).tensor(torch.ones(1).double())  # (2 z)²
-        tensor([[4.0401]], dtype=torch.float64)
+    >>> import torch, pullback as pb
+    >>> from torch.distributions import Normal
+    >>> method = pb.divergences.OneSidedDifference(eps=1e-2)
+    >>> pb.DivergenceMetric(lambda z: Normal(z**2, 1.0), method=method).tensor(torch.ones(1).double())  # (2 z)²
+    tensor([[4.0401]], dtype=torch.float64)
     """
 
     eps: float | None = None
-    differentiable = False
 
-    def __call__(self, step: Step, z: Tensor, *, functional: bool = True) -> Tensor:
+    def __call__(self, step: Step, z: Tensor) -> Tensor:
         check_options(eps=self.eps)
         return _system(lambda v: step(z + v), z, self.eps or torch.finfo(z.dtype).eps ** (1 / 3))
 
@@ -83,18 +74,16 @@ class CentralDifference:
     Args:
         eps: the step; by default the fourth root of the precision of the codes' dtype.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> method = pb.divergences.CentralDifference(eps=1e-2)
-        >>> pb.DivergenceMetric(lambda z: Normal(z**2, 1.0), method=method).tensor(torch.ones(1).double())  # (2 z)²
-        tensor([[4.0001]], dtype=torch.float64)
+    >>> import torch, pullback as pb
+    >>> from torch.distributions import Normal
+    >>> method = pb.divergences.CentralDifference(eps=1e-2)
+    >>> pb.DivergenceMetric(lambda z: Normal(z**2, 1.0), method=method).tensor(torch.ones(1).double())  # (2 z)²
+    tensor([[4.0001]], dtype=torch.float64)
     """
 
     eps: float | None = None
-    differentiable = False
 
-    def __call__(self, step: Step, z: Tensor, *, functional: bool = True) -> Tensor:
+    def __call__(self, step: Step, z: Tensor) -> Tensor:
         check_options(eps=self.eps)
         eps = self.eps or torch.finfo(z.dtype).eps ** (1 / 4)
         return _system(lambda v: 0.5 * (step(z + v) + step(z - v)), z, eps)
@@ -116,10 +105,8 @@ class DivergenceMetric(Metric):
     r"""The metric of a divergence between decodings, :math:`v^\top M(z) v = \lim_{t \to 0} s\,D(p_z, p_{z+tv}) / t^2`.
 
     For the Kullback-Leibler, Rényi and Hellinger divergences this is the Fisher-Rao metric, without a formula for the
-    family's information. Any smooth callable ``(p, q) -> Tensor`` of shape ``batch_shape`` will do; features are summed
-    here.
-
-    `ds2` is the scaled divergence itself, averaged over both directions where it is not symmetric.
+    family's information. Any smooth callable ``(p, q) -> Tensor`` of shape ``batch_shape`` will do; features are
+    summed. `ds2` is the scaled divergence itself, averaged over both directions where it is not symmetric.
 
     Args:
         decoder: maps codes ``(N, d)`` to a distribution whose batch shape starts with ``N``.
@@ -127,12 +114,10 @@ class DivergenceMetric(Metric):
             of your own as ``Divergence(function, scale=...)``, or it counts as 2, as Kullback-Leibler's.
         method: `Hessian` (exact), `CentralDifference` or `OneSidedDifference` (the paper's).
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.DivergenceMetric(lambda z: Normal(z, 0.5), pb.divergences.hellinger)
-        >>> metric.tensor(torch.zeros(1, dtype=torch.float64))  # 1 / σ²
-        tensor([[4.]], dtype=torch.float64)
+    >>> import torch, pullback as pb
+    >>> metric = pb.DivergenceMetric(lambda z: torch.distributions.Normal(z, 0.5), pb.divergences.hellinger)
+    >>> metric.tensor(torch.zeros(1, dtype=torch.float64))  # 1 / σ²
+    tensor([[4.]], dtype=torch.float64)
     """
 
     decoder: Decoder
@@ -149,8 +134,8 @@ class DivergenceMetric(Metric):
             return torch.cat([self.tensor(code) for code in z.split(1)])
         p = observe(self.decoder, z)
         check_finite(self._squared_length(p, p), z)
-        functional = not self.method.differentiable or self.has_forward_mode(z)
-        M = self.method(lambda w: self._squared_length(p, observe(self.decoder, w)), z, functional=functional)
+        options = {"functional": self.has_forward_mode(z)} if isinstance(self.method, Hessian) else {}
+        M = self.method(lambda w: self._squared_length(p, observe(self.decoder, w)), z, **options)
         check_finite(M, z, what="derivatives")
         return M
 
@@ -160,9 +145,8 @@ class DivergenceMetric(Metric):
             return torch.cat([self.ds2(*pair) for pair in zip(a.split(1), b.split(1), strict=True)])
         p, q = observe(self.decoder, a), observe(self.decoder, b)
         forward = self._squared_length(p, q)
-        if Divergence.of(self.divergence).symmetric:
-            return forward
-        return 0.5 * (forward + self._squared_length(q, p))
+        symmetric = Divergence.of(self.divergence).symmetric
+        return forward if symmetric else 0.5 * (forward + self._squared_length(q, p))
 
     def _one_by_one(self, z: Tensor) -> bool:
         """A divergence with noise sees one code at a time, so that a value does not depend on the rest of the batch."""

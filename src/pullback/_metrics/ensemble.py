@@ -21,7 +21,6 @@ from itertools import combinations
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 
 from pullback._decoders.contract import observe
 from pullback._decoders.ensemble import EnsembleDecoder
@@ -40,15 +39,13 @@ class EnsembleMetric(Metric):
     Args:
         ensemble: the members.
         correlation_length: :math:`\epsilon`, the latent distance over which members are drawn anew: small, and
-            disagreement dominates. The `scale` of a `Support` of the codes is a natural choice. ``math.inf`` keeps one
-            member for the whole curve.
+            disagreement dominates. The `scale` of a `Support` is a natural choice. ``math.inf`` keeps one member.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> ensemble = pb.EnsembleDecoder([lambda z: Normal(z, 1.0), lambda z: Normal(3 * z, 1.0)])
-        >>> pb.EnsembleMetric(ensemble, correlation_length=torch.inf).tensor(torch.zeros(1))  # (1² + 3²) / 2
-        tensor([[5.]])
+    >>> import torch, pullback as pb
+    >>> from torch.distributions import Normal
+    >>> ensemble = pb.EnsembleDecoder([lambda z: Normal(z, 1.0), lambda z: Normal(3 * z, 1.0)])
+    >>> pb.EnsembleMetric(ensemble, correlation_length=torch.inf).tensor(torch.zeros(1))  # (1² + 3²) / 2
+    tensor([[5.]])
     """
 
     ensemble: EnsembleDecoder
@@ -96,13 +93,11 @@ class EnsembleMetric(Metric):
     def disagreement(self, z: Codes) -> Float[Tensor, "*batch"]:
         """V(z), the mean squared distance between the distributions of two members drawn independently."""
         decoded = [observe(member, z) for member in self.ensemble.members]
-        pairs = torch.stack([_squared_distance(p, q) for p, q in combinations(decoded, 2)])
-        return 2 * pairs.sum(0) / len(decoded) ** 2
+        squares = []
+        for p, q in combinations(decoded, 2):
+            chord = squared_chord(p, q, 1)
+            squares.append(2 * total(symmetrized_kl(p, q), 1) if chord is None else chord)
+        return 2 * torch.stack(squares).sum(0) / len(decoded) ** 2
 
     def _members(self) -> list[FisherRaoMetric]:
         return [FisherRaoMetric(member) for member in self.ensemble.members]
-
-
-def _squared_distance(p: Distribution, q: Distribution) -> Tensor:
-    chord = squared_chord(p, q, 1)
-    return 2 * total(symmetrized_kl(p, q), 1) if chord is None else chord

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import singledispatch
 
 import torch
 from torch import Tensor
@@ -30,11 +29,10 @@ class EuclideanMetric(Metric):
     Args:
         decoder: maps codes ``(N, d)`` to a distribution that has a mean and a standard deviation.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> pb.EuclideanMetric(lambda z: Normal(torch.cat([z, z**2], -1), 0.1)).tensor(torch.ones(1))  # 1 + (2 z)²
-        tensor([[5.]])
+    >>> import torch, pullback as pb
+    >>> from torch.distributions import Normal
+    >>> pb.EuclideanMetric(lambda z: Normal(torch.cat([z, z**2], -1), 0.1)).tensor(torch.ones(1))  # 1 + (2 z)²
+    tensor([[5.]])
     """
 
     decoder: Decoder
@@ -59,21 +57,13 @@ def moments(p: Distribution) -> Tensor:
         return moments(p.base_dist)
     if isinstance(p, Product):
         return torch.cat([moments(part) for part in p.components], dim=-1)
-    mean, stddev = p.mean, _stddev(p)
+    # From the logit, whose derivative stays finite at saturation, the standard deviation is √(p (1 - p)).
+    saturates = isinstance(p, Bernoulli)
+    stddev = (0.5 * (logsigmoid(p.logits) + logsigmoid(-p.logits))).exp() if saturates else p.stddev
+    mean = p.mean
     if mean.numel() and bool(torch.isnan(mean).all()):
         raise NotImplementedError(
             f"{type(p).__name__} has no mean, so there is no Euclidean metric. For categories use OneHotCategorical; "
             "otherwise use pullback.FisherRaoMetric(decoder)."
         )
     return torch.cat([value.unsqueeze(-1).flatten(1) for value in (mean, stddev)], dim=-1)
-
-
-@singledispatch
-def _stddev(p: Distribution) -> Tensor:
-    return p.stddev
-
-
-@_stddev.register
-def _(p: Bernoulli) -> Tensor:
-    r""":math:`\sqrt{p(1-p)}` from the logit, whose derivative stays finite at saturation."""
-    return (0.5 * (logsigmoid(p.logits) + logsigmoid(-p.logits))).exp()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 
 from pullback._autodiff.derivatives import Tensors, differentiable, jacobian
-from pullback._autodiff.torch_internals import in_transform
-from pullback._decoders.contract import Decoder, as_codes, observe, observed
-from pullback._decoders.memory import Memory
-from pullback._decoders.probe import has_constants
+from pullback._decoders.contract import Decoder, as_codes, decode, observe, observed
+from pullback._decoders.probe import has_constants, once
 from pullback._decoders.pullback import contracted, pulled_back, total
 from pullback._families.composite import independent
 from pullback._families.divergences import symmetrized_kl
@@ -21,9 +19,6 @@ from pullback._families.rules import embed, fisher, squared_chord
 from pullback._metrics.base import Metric, per_code
 from pullback._metrics.frame import Frame, Part, embedded, known_jet, side_by_side
 from pullback._typing import Codes, Float
-
-# Of how many distinct maps the embedding of a decoder's family is known as a function of its coordinates.
-_MAPS = Memory()
 
 
 @dataclass(frozen=True)
@@ -56,15 +51,16 @@ class FisherRaoMetric(Metric):
         p, q = observe(self.decoder, a), observe(self.decoder, b)
         # Closed forms for a known parameter are none where it is free, not even between codes at which it agrees: a
         # step must not depend on the rest of its batch.
-        if not has_constants(observed(self.decoder), a):
-            return _secant(p, q)
-        chord = squared_chord(p, q, 1)
-        if chord is not None:
-            return chord
-        try:
-            return 2 * total(symmetrized_kl(p, q), 1)
-        except MissingRuleError:
-            return _secant(p, q)
+        if has_constants(observed(self.decoder), a):
+            chord = squared_chord(p, q, 1)
+            if chord is not None:
+                return chord
+            with contextlib.suppress(MissingRuleError):
+                return 2 * total(symmetrized_kl(p, q), 1)
+        first, second = fisher(p), fisher(q)
+        step = (second.eta - first.eta)[None]
+        grams = [contracted(info, info.eta, step) for info in (first, second)]
+        return 0.5 * (grams[0] + grams[1])[:, 0, 0]
 
     def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
         z = as_codes(z, self)
@@ -108,22 +104,7 @@ class FisherRaoMetric(Metric):
         return known_jet(self._parts, z, v, w, centered=centered)
 
     def _num_maps(self, z: Tensor) -> int:
-        """How many distinct maps lead from the family's coordinates to the embedding, 0 if unknown; asked once."""
-        decoder = observed(self.decoder)
-        known = _MAPS.get(decoder, None)
-        if known is None and z.numel() and not in_transform():
-            known = self._count_maps(z.detach().reshape(-1, z.shape[-1])[:1])
-            _MAPS.put(decoder, None, known)
-        return known or 0
-
-    def _count_maps(self, code: Tensor) -> int:
-        with torch.no_grad():
-            p = observe(self.decoder, code)
-            if embed(p) is None or not has_constants(observed(self.decoder), code):
-                return 0
-            parts = independent(p)
-            known = [0 if part.maps is None else len(part.maps.values(part.eta, None)) for part in parts]
-            return max(known) if all(known) else 0
+        return once(_num_maps, observed(self.decoder), z.reshape(-1, z.shape[-1])) or 0
 
     def _parts(self, z: Tensor) -> list[Information]:
         """The information of the parts of what codes ``(*batch, d)`` decode to, at ``(*batch, *features, k)``."""
@@ -131,9 +112,12 @@ class FisherRaoMetric(Metric):
         return [replace(part, eta=part.eta.reshape(*z.shape[:-1], *part.eta.shape[1:])) for part in parts]
 
 
-def _secant(p: Distribution, q: Distribution) -> Tensor:
-    """The mean of both informations along the step between two distributions in the family's coordinates."""
-    first, second = fisher(p), fisher(q)
-    step = (second.eta - first.eta)[None]
-    grams = [contracted(info, info.eta, step) for info in (first, second)]
-    return 0.5 * (grams[0] + grams[1])[:, 0, 0]
+@torch.no_grad()
+def _num_maps(decoder: Decoder, codes: Tensor) -> int:
+    """How many distinct maps lead from the family's coordinates to the embedding, 0 if unknown."""
+    p = decode(decoder, codes[:1])
+    if embed(p) is None or not has_constants(decoder, codes):
+        return 0
+    parts = independent(p)
+    known = [0 if part.maps is None else len(part.maps.values(part.eta, None)) for part in parts]
+    return max(known) if all(known) else 0

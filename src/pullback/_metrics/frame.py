@@ -31,16 +31,11 @@ def embedding(info: Information) -> Maps:
 
 @dataclass(frozen=True)
 class Part:
-    """What codes ``(*batch, d)`` are decoded to in one family, in its coordinates, with their derivatives; constants.
+    """What codes ``z (*batch, d)`` are decoded to in one family, in its coordinates ``eta (*batch, *features, k)``,
+    with their Jacobian, ``(d, *batch, *features, k)``; constants.
 
-    Forces are given for each map, ``(*batch, F)``, and are summed where the part has fewer maps.
-
-    Attributes:
-        z: the codes.
-        eta: the coordinates, ``(*batch, *features, k)``.
-        tangents: their Jacobian, ``(d, *batch, *features, k)``.
-        origin: the coordinates of the origin, or None.
-        info: what is known of the family, with its maps; its own coordinates are not looked at.
+    Forces are given for each map, ``(*batch, F)``, and are summed where the part has fewer maps. `origin` are the
+    coordinates of the origin; those of `info` are not looked at.
     """
 
     z: Tensor
@@ -49,19 +44,16 @@ class Part:
     origin: Tensor | None
     info: Information
 
-    @functools.cached_property
+    @property
     def maps(self) -> Maps:
-        """The embedding as a function of the coordinates."""
         return embedding(self.info)
 
     @property
     def is_euclidean(self) -> bool:
-        """Whether there is one map."""
         return self.info.isometry is not None or self.info.separable
 
     @functools.cached_property
     def values(self) -> Tensors:
-        """The maps, ``(*batch, F)``."""
         return embedded(replace(self.info, eta=self.eta), self.origin, self.z.ndim - 1)
 
     @functools.cached_property
@@ -78,12 +70,10 @@ class Part:
         return (self._flat(self.info.root(self.eta, self.tangents), self.z.ndim),)
 
     def at(self, rows: Tensor) -> Part:
-        """That of some curves."""
         origin = None if self.origin is None else self.origin[rows]
         return Part(self.z[rows], _rows(self.eta, rows, 0), _rows(self.tangents, rows, 1), origin, self.info)
 
     def inner(self) -> Part:
-        """That at all nodes but the ends."""
         return replace(self, z=self.z[:, 1:-1], eta=self.eta[:, 1:-1], tangents=self.tangents[:, :, 1:-1])
 
     def slopes(self, forces: list[Tensor]) -> Tensor:
@@ -119,14 +109,19 @@ class Part:
             u = torch.zeros_like(self.eta, requires_grad=True)
             maps = self.maps.push(at, self.origin, u)
             work = torch.stack([(x * f).sum() for x, f in zip(maps, shaped, strict=True)]).sum()
-            create = eta is not None
-            return torch.autograd.grad(work, u, create_graph=create, materialize_grads=True)[0]
+            return torch.autograd.grad(work, u, create_graph=eta is not None, materialize_grads=True)[0]
 
     def bend(self, forces: list[Tensor]) -> tuple[Tensor, Tensor]:
         """``Rᵀ f`` and ``Dηᵀ ∂(Rᵀ f) Dη``, ``(*batch, d, d)``."""
         k = 1 if self.info.separable else self.eta.shape[-1]
         if k > self.z.shape[-1]:
-            return self.pulled(forces), self._bend_by_direction(forces)
+            # codes are fewer than coordinates: from derivatives of ``f · R(eta) u`` for the tangents u
+            with torch.enable_grad():
+                eta = self.eta.detach().expand_as(self.tangents).requires_grad_()
+                maps = self.maps.push(eta, self.origin, self.tangents)
+                work = [(x * f).sum() for x, f in zip(maps, self._shaped(forces), strict=True)]
+                (turned,) = torch.autograd.grad(torch.stack(work).sum() + 0 * eta.sum(), eta)
+            return self.pulled(forces), self._gram(turned, self.tangents)
         with torch.enable_grad():
             eta = self.eta.detach().requires_grad_()
             pulled = self.pulled(forces, eta)
@@ -137,15 +132,6 @@ class Part:
         else:
             turned = _mixed([turn.unbind(-1) for turn in turns], self.tangents)
         return pulled.detach(), self._gram(turned, self.tangents)
-
-    def _bend_by_direction(self, forces: list[Tensor]) -> Tensor:
-        """The same where codes are fewer than coordinates: from derivatives of ``f · R(eta) u`` for the tangents u."""
-        with torch.enable_grad():
-            eta = self.eta.detach().expand_as(self.tangents).requires_grad_()
-            maps = self.maps.push(eta, self.origin, self.tangents)
-            work = [(x * f).sum() for x, f in zip(maps, self._shaped(forces), strict=True)]
-            (turned,) = torch.autograd.grad(torch.stack(work).sum() + 0 * eta.sum(), eta)
-        return self._gram(turned, self.tangents)
 
     def _gram(self, left: Tensor, right: Tensor) -> Tensor:
         rows, others = (self._flat(u, self.z.ndim).movedim(0, -2) for u in (left, right))
@@ -170,7 +156,7 @@ def embedded(info: Information, origin: Tensor | None, n: int) -> Tensors:
 
 
 def is_planar(eta: Tensor, n: int) -> bool:
-    """Whether coordinates with n batch dimensions lie in memory one after the other, each for a row of features."""
+    """Whether each coordinate of all features lies in one piece of memory, for n batch dimensions."""
     return eta.ndim > n + 1 and eta.shape[-1] > 1 and eta.stride(-1) != 1
 
 
@@ -204,13 +190,12 @@ class Frame:
     """An embedding at codes ``z (*batch, d)`` with its derivatives; constants.
 
     Attributes:
-        z: the codes.
-        origin: a code near which rounding is best, broadcastable with ``z``, or None.
+        origin: a code near which rounding is best, broadcastable with ``z``.
         values: the distinct maps, ``(*batch, F)``: one if the embedding is Euclidean, else two.
         maps: the maps as a function of codes and origin.
         parts: the independent parts of what is decoded, where the maps are known as functions of coordinates.
-        coordinates: the coordinates of the parts as functions of the codes.
-        jacobians: the maps' Jacobians, ``(d, *batch, F)``, where there are no parts.
+        coordinates: those of the parts as functions of the codes.
+        jacobians: of the maps, ``(d, *batch, F)``, where there are no parts.
     """
 
     z: Tensor
@@ -242,7 +227,7 @@ class Frame:
         return _total([part.between() for part in self.parts] or [_crossed(self.jacobians)])
 
     def at(self, rows: Tensor) -> Frame:
-        """The frame of some curves."""
+        """That of some curves."""
         return replace(
             self,
             z=self.z[rows],
@@ -252,7 +237,7 @@ class Frame:
         )
 
     def inner(self) -> Frame:
-        """The frame at all nodes but the ends."""
+        """That at all nodes but the ends."""
         return replace(
             self,
             z=self.z[:, 1:-1],
@@ -268,22 +253,18 @@ class Frame:
 
     def hessians(self, forces: list[Tensor]) -> Tensor:
         """Hessians ``(*batch, d, d)`` of the same, symmetric."""
+        bends: Sequence[Tensor] = ()
+        held: Sequence[Tensor] = forces
+        if self.parts:
+            held, bends = zip(*(part.bend(f) for part, f in self._split(forces)), strict=True)
+        eta_at = self.coordinates if self.parts else None
 
         def work(x: Tensor) -> Tensor:
-            return _total([(y * f).sum(-1) for y, f in zip(self.maps(x, self.origin), forces, strict=True)])
+            values = self.maps(x, self.origin) if eta_at is None else eta_at(x)
+            return _total([(y * f).flatten(x.ndim - 1).sum(-1) for y, f in zip(values, held, strict=True)])
 
-        blocks = self._bends(forces) if self.parts else constant_hessian(work, self.z)
+        blocks = _total([*bends, constant_hessian(work, self.z)])
         return 1 / len(forces) * (blocks + blocks.mT)
-
-    def _bends(self, forces: list[Tensor]) -> Tensor:
-        pulled, bends = zip(*(part.bend(f) for part, f in self._split(forces)), strict=True)
-        n, eta_at = self.z.ndim - 1, self.coordinates
-        assert eta_at is not None
-
-        def work(x: Tensor) -> Tensor:
-            return _total([(e * p).flatten(n).sum(-1) for e, p in zip(eta_at(x), pulled, strict=True)])
-
-        return _total(bends) + constant_hessian(work, self.z)
 
     def _split(self, forces: list[Tensor]) -> Iterator[tuple[Part, list[Tensor]]]:
         """Each part with the forces on it."""
@@ -310,8 +291,7 @@ def _products(J: Tensor, force: Tensor) -> Tensor:
 
 
 def plain_jet(maps: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Jacobians ``(d, *batch, K)`` of maps and their second derivatives along ``v`` and each of ``w``, ``(m, *batch,
-    K)``."""
+    """Jacobians ``(d, *batch, K)`` of maps, and second derivatives ``(m, *batch, K)`` along ``v`` and each of ``w``."""
     _, first, second = jet(maps, z, v, w)
     return [j.movedim(-2, 0) for j in first], [c.movedim(-1, 0) for c in second]
 
@@ -319,11 +299,8 @@ def plain_jet(maps: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[list[Tensor],
 def known_jet(
     parts_at: Callable[[Tensor], list[Information]], z: Tensor, v: Tensor, w: Tensor, *, centered: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    r"""The same for maps known as functions of the family's coordinates; constants.
-
-    :math:`\phi''[v, w] = R(\eta)\,\eta''[v, w] + (\partial_{D\eta\,w} R)(\eta)\, D\eta\,v`. The codes are the origin
-    if `centered`.
-    """
+    r"""The same, as constants, for maps known as functions of the family's coordinates, with the codes for an origin if
+    `centered`: :math:`\phi''[v, w] = R(\eta)\,\eta''[v, w] + (\partial_{D\eta\,w} R)(\eta)\, D\eta\,v`."""
     n, known = z.ndim - 1, []
 
     def flat(x: Tensor) -> Tensors:

@@ -31,12 +31,11 @@ class GPExpectedMetric(Metric):
     Args:
         process: the posterior.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> codes = torch.linspace(-1, 1, 9, dtype=torch.float64)[:, None]
-        >>> decoder = pb.GPDecoder(codes, codes**2, lengthscale=1.0, signal=1.0, noise=0.01)
-        >>> pb.GPExpectedMetric(decoder).tensor(torch.tensor([0.5]).double()).round(decimals=2)  # (2 z)²
-        tensor([[1.0300]], dtype=torch.float64)
+    >>> import torch, pullback as pb
+    >>> codes = torch.linspace(-1, 1, 9, dtype=torch.float64)[:, None]
+    >>> decoder = pb.GPDecoder(codes, codes**2, lengthscale=1.0, signal=1.0, noise=0.01)
+    >>> pb.GPExpectedMetric(decoder).tensor(torch.tensor([0.5]).double()).round(decimals=2)  # (2 z)²
+    tensor([[1.0300]], dtype=torch.float64)
     """
 
     process: GPDecoder
@@ -66,9 +65,8 @@ class GPExpectedMetric(Metric):
     def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
         root = self.process.weights.shape[1] ** 0.5
         w = self.process.features(z)
-        shared = torch.cat(
-            [w @ self.process.weights, root * self._prior_slope2().sqrt() * (z - self.process.origin)], -1
-        )
+        line = root * self._prior_slope2().sqrt() * (z - self.process.origin)
+        shared = torch.cat([w @ self.process.weights, line], -1)
         return torch.cat([shared, root * w], -1), torch.cat([shared, -root * w], -1)
 
     def _prior_slope2(self) -> Tensor:

@@ -29,23 +29,19 @@ class ScoreMetric(Metric):
 
     Needs nothing but ``sample`` and ``log_prob``; accurate as `pullback.score_information` is. Scores of independent
     features are squared before they are summed (their products have mean zero), which leaves less noise. Every code
-    gets the same noise, so M is a function of z alone. That this is the pulled-back metric is Proposition 3.3 of
-    Arvanitidis et al. 2022.
+    gets the same noise, so M is a function of z alone. Arvanitidis et al. 2022, Proposition 3.3.
 
-    `ds2` is :math:`\frac12 \Delta^\top (M(a) + M(b)) \Delta` with :math:`\Delta = b - a`: it sees the two ends of a
-    step, not what lies between.
+    `ds2` is :math:`\frac12 \Delta^\top (M(a) + M(b)) \Delta` with :math:`\Delta = b - a`: it sees only the two ends.
 
     Args:
         decoder: maps codes ``(N, d)`` to a distribution whose batch shape starts with ``N``.
         num_samples: samples of every code.
         random_state: fixes the noise; with a seed, the caller's random state is untouched.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.ScoreMetric(lambda z: Normal(z, 0.5), num_samples=100_000)
-        >>> metric.tensor(torch.zeros(1)).round(decimals=1)  # 1 / σ²
-        tensor([[4.]])
+    >>> import torch, pullback as pb
+    >>> metric = pb.ScoreMetric(lambda z: torch.distributions.Normal(z, 0.5), num_samples=100_000)
+    >>> metric.tensor(torch.zeros(1)).round(decimals=1)  # 1 / σ²
+    tensor([[4.]])
     """
 
     decoder: Decoder
@@ -77,7 +73,7 @@ class ScoreMetric(Metric):
         x = self._sampled(codes)
 
         def log_probs(z: Tensor) -> tuple[Tensor]:
-            return (_feature_log_probs(self._decoded(z), x, 2),)
+            return (_feature_log_probs(self._decoded(z), x),)
 
         (values,), (scores,) = pushforward(log_probs, codes, forward=self.has_forward_mode(codes))
         flat = (scores * unbiased_weight(values)).permute(2, 0, 1, 3).flatten(-2)
@@ -96,14 +92,13 @@ class ScoreMetric(Metric):
             return observe(self.decoder, z)
 
 
-def _feature_log_probs(p: Distribution, x: Any, num_lead: int) -> Tensor:
-    """Log-probabilities of the independent features, ``(*lead, F)``."""
+def _feature_log_probs(p: Distribution, x: Any) -> Tensor:
+    """Log-probabilities ``(num_samples, n, F)`` of the independent features."""
     if isinstance(p, Independent):
-        return _feature_log_probs(p.base_dist, x, num_lead)
+        return _feature_log_probs(p.base_dist, x)
     if isinstance(p, Product):
-        parts = zip(p.components, x, strict=True)
-        return torch.cat([_feature_log_probs(part, value, num_lead) for part, value in parts], dim=-1)
-    return p.log_prob(x).unsqueeze(-1).flatten(num_lead)
+        return torch.cat([_feature_log_probs(*each) for each in zip(p.components, x, strict=True)], dim=-1)
+    return p.log_prob(x).unsqueeze(-1).flatten(2)
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -27,13 +27,11 @@ class WassersteinMetric(Metric):
         decoder: maps codes ``(N, d)`` to Normal, MultivariateNormal or LowRankMultivariateNormal distributions, or to
             `Independent` or `pullback.Product` ones made of these.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.WassersteinMetric(lambda z: Normal(z[..., 0], z[..., 1]))
-        >>> metric.tensor(torch.tensor([0.0, 0.5]))  # flat in (μ, σ)
-        tensor([[1., 0.],
-                [0., 1.]])
+    >>> import torch, pullback as pb
+    >>> metric = pb.WassersteinMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> metric.tensor(torch.tensor([0.0, 0.5]))  # flat in (μ, σ)
+    tensor([[1., 0.],
+            [0., 1.]])
     """
 
     decoder: Decoder

@@ -44,12 +44,11 @@ class _Root(Function):
         ctx.save_for_forward(output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return lyapunov(ctx.saved_tensors[0], grad)
-
-    @staticmethod
     def jvp(ctx: Any, dS: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return lyapunov(ctx.saved_tensors[0], dS)
+
+    # The derivative is symmetric.
+    backward = jvp  # pyright: ignore[reportAssignmentType]
 
 
 class _Lyapunov(Function):

@@ -6,8 +6,7 @@ belong to each trajectory; those that finish or fail leave the batch, the rest g
 The method is of order eight, with error estimates of orders five and three and an interpolant of order seven: Dormand
 and Prince's pair in the form of Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I* (1993), II.5
 and II.6; its coefficients are those of `scipy.integrate.DOP853`. At the tolerances geometry asks for (1e-9 to 1e-12) it
-needs a third to a sixth of the evaluations of their pair of orders five and four. The field is autonomous and time runs
-from 0 to 1: time and per-trajectory constants, where needed, are components of the state.
+needs a third to a sixth of the evaluations of their pair of orders five and four. The field is autonomous.
 """
 
 from __future__ import annotations
@@ -54,7 +53,12 @@ class DenseOutput:
         step = torch.minimum(step, num_steps - 1).clamp_min(0)
         left, right = self.knots.gather(1, step), self.knots.gather(1, step + 1)
         index = step[:, :, None, None].expand(-1, -1, *self.coefficients.shape[2:])
-        states = _interpolate(self.coefficients.gather(1, index), ((t - left) / (right - left))[..., None])
+        c, x = self.coefficients.gather(1, index).unbind(-2), ((t - left) / (right - left))[..., None]
+        # c₀ + x (c₁ + (1 - x) (c₂ + x (c₃ + …)))
+        states = torch.zeros_like(c[0])
+        for i in range(len(c) - 1, 0, -1):
+            states = (states + c[i]) * (x if i % 2 else 1 - x)
+        states = states + c[0]
         inside = (t >= left) & (t <= right) & torch.isfinite(right)
         return torch.where(inside[..., None], states, torch.nan)
 
@@ -82,22 +86,21 @@ def integrate(
     kinked_rtol: float | None = None,
     dense: bool = False,
 ) -> Flow:
-    """Integrates ``y' = field(y)`` from time 0 to 1 for all rows of ``y``, shape ``(n, k)``.
+    """Integrates ``y' = field(y)`` from time 0 to 1 for all rows of ``y``, shape ``(n, k)``, differentiably.
 
-    Differentiable: the steps taken are ordinary operations; their sizes are constants.
-
-    Args:
-        field: maps states ``(m, k)`` to velocities ``(m, k)`` for any subset of ``m`` trajectories. Where a velocity is
-            not finite the step is shortened, so a field may return NaN outside its domain.
-        y: states at time 0.
-        rtol: the estimated local error of every component stays below ``atol + rtol |y|``.
-        atol: one number, or one per trajectory of shape ``(n,)``.
-        max_steps: attempted steps after which a trajectory is given up as stiff.
-        kinked_rtol: the tolerance of a trajectory from where on its field has been seen to jump; None for no change.
-        dense: keep the interpolants (eight states per step and trajectory, three more evaluations per accepted step).
+    The field is asked for the velocities of any subset of the trajectories. Where one is not finite the step is
+    shortened, so it may return NaN outside its domain. The estimated local error of every component stays below
+    ``atol + rtol |y|``, with `atol` one number or ``(n,)`` of them; from where on its field has been seen to jump, a
+    trajectory is followed with the tolerance `kinked_rtol`. After `max_steps` attempts it is given up as stiff. `dense`
+    keeps the interpolants: eight states per step and trajectory, three more evaluations per accepted step.
     """
     k = field(y)
-    batch = _Batch.start(field, y, k, rtol, atol)
+    count = torch.zeros(len(y), dtype=torch.long, device=y.device)
+    allowed = torch.as_tensor(atol, dtype=y.dtype, device=y.device).expand(len(y))
+    relative = torch.full_like(allowed, rtol)
+    h = _initial_step(field, y, k, relative, allowed)
+    never, rows = torch.full_like(h, torch.inf), torch.arange(len(y), device=y.device)
+    batch = _Batch(rows, torch.zeros_like(h), h, relative, allowed, y, k, count, count, h, never, count)
     outcome = torch.where(torch.isfinite(k).all(-1) & torch.isfinite(y).all(-1), -1, Outcome.NOT_FINITE)
     gone: list[tuple[_Batch, Tensor]] = []
     record: list[tuple[Tensor, ...]] | None = [] if dense else None
@@ -113,12 +116,7 @@ def integrate(
 
 @dataclass(frozen=True)
 class _Batch:
-    """The trajectories still under way.
-
-    Their row, time, next step size, tolerances, state, velocity, counts; and of attempts that failed in a row: the last
-    step size, its error over the tolerance (infinite if the last attempt succeeded), and how many failed without
-    getting better.
-    """
+    """The trajectories still under way."""
 
     rows: Tensor
     t: Tensor
@@ -129,26 +127,16 @@ class _Batch:
     k: Tensor
     tries: Tensor
     steps: Tensor
+    # of attempts that failed in a row: the last step size, its error over the tolerance (infinite if the last attempt
+    # succeeded), and how many failed without getting better
     failed_h: Tensor
     failed_ratio: Tensor
     num_stuck: Tensor
 
-    @classmethod
-    def start(cls, field: Field, y: Tensor, k: Tensor, rtol: float, atol: float | Tensor) -> _Batch:
-        count = torch.zeros(len(y), dtype=torch.long, device=y.device)
-        allowed = torch.as_tensor(atol, dtype=y.dtype, device=y.device).expand(len(y))
-        relative = torch.full_like(allowed, rtol)
-        h = _initial_step(field, y, k, relative, allowed)
-        never, rows = torch.full_like(h, torch.inf), torch.arange(len(y), device=y.device)
-        return cls(rows, torch.zeros_like(h), h, relative, allowed, y, k, count, count, h, never, count)
-
     def after(self, h: Tensor, ratio: Tensor, accept: Tensor, kinked_rtol: float | None) -> dict[str, Tensor]:
-        """What the last attempt says about kinks: tolerances, and the record of failed attempts.
-
-        A shorter step over a smooth field has an error smaller by its eighth power. Where it is not smaller by its
-        square, twice in a row, the field jumps, and from there on the trajectory is followed with the tolerance
-        `kinked_rtol`.
-        """
+        """What the last attempt says about kinks: tolerances, and the record of failed attempts."""
+        # A shorter step over a smooth field has an error smaller by its eighth power. Where it is not smaller by its
+        # square, twice in a row, the field jumps.
         failed = ~accept & torch.isfinite(ratio)
         stuck = failed & (ratio > (h / self.failed_h).square() * self.failed_ratio)
         num_stuck = torch.where(accept, 0, self.num_stuck + stuck)
@@ -169,7 +157,12 @@ def _advance(
     """Tries one step for every trajectory; returns the batch and an outcome for each (-1: under way)."""
     last = batch.h >= 1 - batch.t
     h = torch.where(last, 1 - batch.t, batch.h)
-    stages, new = _stages(field, batch, h)
+    # thirteen stage velocities and the new state; the last stage is the first of the next step
+    stages = [batch.k]
+    for row in range(1, _NUM_STAGES):
+        stages.append(field(batch.y + h[:, None] * _combine("A", row, stages)))
+    new = batch.y + h[:, None] * _combine("B", 0, stages)
+    stages.append(field(new))
     ratio = _error(stages, h, _scale(torch.maximum(batch.y.abs(), new.abs()), batch.rtol, batch.atol))
     finite = torch.isfinite(ratio)
     accept = finite & (ratio <= 1)
@@ -188,28 +181,13 @@ def _advance(
         steps=batch.steps + accept,
         **batch.after(h, ratio, accept, kinked_rtol),
     )
-    return moved, _outcomes(moved, accept & last, finite, max_steps)
-
-
-def _outcomes(batch: _Batch, finished: Tensor, finite: Tensor, max_steps: int) -> Tensor:
-    outcome = torch.full_like(batch.rows, -1)
-    outcome[batch.tries >= max_steps] = Outcome.TOO_MANY_STEPS
-    eps = torch.finfo(batch.h.dtype).eps
-    outcome[batch.h < eps ** (2 / 3)] = Outcome.STEP_TOO_SMALL
+    outcome, eps = torch.full_like(moved.rows, -1), torch.finfo(h.dtype).eps
+    outcome[moved.tries >= max_steps] = Outcome.TOO_MANY_STEPS
+    outcome[moved.h < eps ** (2 / 3)] = Outcome.STEP_TOO_SMALL
     # an edge of the domain need not be known to all digits
-    outcome[~finite & (batch.h < eps ** (1 / 3))] = Outcome.NOT_FINITE
-    outcome[finished] = Outcome.FINISHED
-    return outcome
-
-
-def _stages(field: Field, batch: _Batch, h: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The thirteen stage velocities and the new state; the last stage is the first of the next step."""
-    stages = [batch.k]
-    for row in range(1, _NUM_STAGES):
-        stages.append(field(batch.y + h[:, None] * _combine("A", row, stages)))
-    new = batch.y + h[:, None] * _combine("B", 0, stages)
-    stages.append(field(new))
-    return stages, new
+    outcome[~finite & (moved.h < eps ** (1 / 3))] = Outcome.NOT_FINITE
+    outcome[accept & last] = Outcome.FINISHED
+    return moved, outcome
 
 
 def _combine(table: str, row: int, stages: list[Tensor]) -> Tensor:
@@ -248,7 +226,7 @@ def _initial_step(field: Field, y: Tensor, k: Tensor, rtol: Tensor, atol: Tensor
 
 
 def _polynomial(field: Field, y: Tensor, new: Tensor, stages: list[Tensor], h: Tensor) -> Tensor:
-    """The interpolant's eight coefficients, ``(n, 8, k)``, in the nested basis of `_interpolate`; three more stages."""
+    """The interpolant's eight coefficients, ``(n, 8, k)``, in the nested basis of `DenseOutput`; three more stages."""
     h, stages = h[:, None], list(stages)
     for row in range(len(DOP853.A_EXTRA)):
         stages.append(field(y + h * _combine("A_EXTRA", row, stages)))
@@ -257,34 +235,22 @@ def _polynomial(field: Field, y: Tensor, new: Tensor, stages: list[Tensor], h: T
     return torch.stack([y, rise, start - rise, 2 * rise - start - end, *higher], 1)
 
 
-def _interpolate(coefficients: Tensor, x: Tensor) -> Tensor:
-    """``c₀ + x (c₁ + (1 - x) (c₂ + x (c₃ + …)))``."""
-    c = coefficients.unbind(-2)
-    value = torch.zeros_like(c[0])
-    for i in range(len(c) - 1, 0, -1):
-        value = (value + c[i]) * (x if i % 2 else 1 - x)
-    return value + c[0]
-
-
 def _collect(gone: list[tuple[_Batch, Tensor]], record: list[tuple[Tensor, ...]] | None, y: Tensor) -> Flow:
-    """Puts the trajectories back into the order they came in."""
+    """Puts the trajectories back into the order they came in, and their steps into one padded table."""
     joined = concatenate([batch for batch, _ in gone])
     order = joined.rows.argsort()
     whole, outcome = take(joined, order), torch.cat([outcome for _, outcome in gone])[order]
     extra = 0 if record is None else len(DOP853.A_EXTRA)
     num_evaluations = 2 + _NUM_STAGES * whole.tries + extra * whole.steps
-    dense = None if record is None else _densify(record, whole.steps, y)
+    dense = None
+    if record is not None:
+        num = max([1, *whole.steps.tolist()])
+        knots = y.new_full((len(y), num + 1), torch.inf)
+        knots[:, 0] = 0
+        coefficients = y.new_zeros(len(y), num, 8, y.shape[-1])
+        if record:
+            rows, index, t, polynomials = (torch.cat(parts) for parts in zip(*record, strict=True))
+            knots[rows, index + 1] = t
+            coefficients = coefficients.index_put((rows, index), polynomials)
+        dense = DenseOutput(knots, coefficients)
     return Flow(whole.y, whole.t, whole.rtol, outcome, whole.steps, num_evaluations, dense)
-
-
-def _densify(record: list[tuple[Tensor, ...]], steps: Tensor, y: Tensor) -> DenseOutput:
-    """Sorts the steps of all trajectories into one padded table."""
-    num = max([1, *steps.tolist()])
-    knots = y.new_full((len(y), num + 1), torch.inf)
-    knots[:, 0] = 0
-    coefficients = y.new_zeros(len(y), num, 8, y.shape[-1])
-    if record:
-        rows, index, t, polynomials = (torch.cat(parts) for parts in zip(*record, strict=True))
-        knots[rows, index + 1] = t
-        coefficients = coefficients.index_put((rows, index), polynomials)
-    return DenseOutput(knots, coefficients)

@@ -12,19 +12,10 @@ _SEEDS = 2**63 - 1
 
 
 def as_generator(random_state: RandomState, device: torch.device | str = "cpu") -> torch.Generator:
-    """A source of random numbers on `device`.
+    """A source of random numbers on `device`, from a seed, or from one drawn from NumPy's `RandomState`.
 
-    Args:
-        random_state: a seed; a generator, which is used as it is, or drawn from once if it lives on another device;
-            NumPy's `RandomState`, from which a seed is drawn; or None for a seed from torch's own state, so that
-            `torch.manual_seed` still decides.
-        device: where the numbers are needed.
-
-    Returns:
-        A generator. The caller's global random state moves only for None.
-
-    >>> torch.rand(2, generator=as_generator(0)).equal(torch.rand(2, generator=as_generator(0)))
-    True
+    A generator is used as it is, or drawn from once if it lives on another device. For None the seed comes from torch's
+    own state, so that `torch.manual_seed` still decides; otherwise that state does not move.
     """
     device = torch.device(device)
     if isinstance(random_state, torch.Generator) and random_state.device.type == device.type:

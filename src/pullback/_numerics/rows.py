@@ -1,7 +1,4 @@
-"""Dataclasses whose fields are tensors with one entry a curve: taking, putting and joining curves.
-
-Fields may be on an accelerator or in the memory of the host. An index goes to each of them, without a wait.
-"""
+"""Dataclasses whose fields are tensors with one entry a curve, each on an accelerator or in the memory of the host."""
 
 from __future__ import annotations
 
@@ -33,10 +30,8 @@ def put(rows: Any, index: Tensor, other: Any) -> None:
 
 def concatenate(parts: Sequence[Rows]) -> Rows:
     """All curves of several parts, in order."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    return type(first)(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return parts[0] if len(parts) == 1 else type(parts[0])(*map(torch.cat, columns))
 
 
 def moved_to(rows: Rows, device: torch.device) -> Rows:

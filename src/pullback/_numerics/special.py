@@ -28,27 +28,19 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import logsigmoid
 
-# -- von Mises-Fisher --------------------------------------------------------------------------------------------------
-
 
 class Resultant(NamedTuple):
-    r"""What the von Mises-Fisher family on :math:`S^{p-1}` needs to know of its concentration :math:`\kappa`.
+    """What the von Mises-Fisher family on the sphere in p dimensions needs to know of its concentration κ."""
 
-    Attributes:
-        length: the mean resultant length :math:`A_p(\kappa) = I_{p/2}(\kappa) / I_{p/2-1}(\kappa)`, the mean of
-            :math:`\mu^\top x`.
-        variance: :math:`A_p'(\kappa) = 1 - A_p^2 - (p - 1) A_p / \kappa`, the variance of :math:`\mu^\top x`.
-        spread: :math:`A_p(\kappa) / \kappa`, the variance of a coordinate orthogonal to :math:`\mu`.
-        deficit: :math:`1 - A_p(\kappa)`.
-        log_partition: :math:`\log E\, e^{\kappa(\mu^\top x - 1)}` with *x* uniform on the sphere. Its derivative is
-            minus the deficit; the log-density is :math:`\kappa(\mu^\top x - 1)` minus this and minus the log-area of
-            the sphere.
-    """
-
+    # A_p(κ) = I_{p/2}(κ) / I_{p/2-1}(κ), the mean of μᵀx
     length: Tensor
+    # A_p' = 1 - A_p² - (p - 1) A_p / κ, the variance of μᵀx
     variance: Tensor
+    # A_p / κ, the variance of a coordinate orthogonal to μ
     spread: Tensor
+    # 1 - A_p
     deficit: Tensor
+    # log E exp(κ(μᵀx - 1)) with x uniform on the sphere: what the log-density κ(μᵀx - 1) is normalized by
     log_partition: Tensor
 
 
@@ -57,10 +49,8 @@ _START, _TERMS = 24, 8
 
 
 def resultant(p: int, concentration: Tensor) -> Resultant:
-    r"""The functions of the concentration (see `Resultant`) on :math:`S^{p-1}`, from 0 upwards.
-
-    With :math:`\nu = p/2 - 1`, :math:`a = 2(\nu + 1)` and :math:`f_\nu = {}_0F_1(; \nu + 1; \kappa^2/4) = E\, e^{\kappa
-    \mu^\top x}`, the recurrences are
+    r"""The functions of the concentration, from 0 upwards. With :math:`\nu = p/2 - 1`, :math:`a = 2(\nu + 1)` and
+    :math:`f_\nu = {}_0F_1(; \nu + 1; \kappa^2/4) = E\, e^{\kappa \mu^\top x}`, the recurrences are
 
     .. math:: R_\nu' = R_\nu^2 \big(\tfrac{a}{\kappa^2} - R_{\nu+1}'\big), \quad
        1 - R_\nu = R_\nu \big(\tfrac a\kappa - (1 - R_{\nu+1})\big), \quad
@@ -88,10 +78,9 @@ def resultant(p: int, concentration: Tensor) -> Resultant:
 
 
 def _debye(order: float, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""Length, variance, deficit and log-partition at a large order :math:`\nu`, from the uniform expansion.
+    r"""Length, variance, deficit and log-partition at a large order :math:`\nu`.
 
-    With :math:`s = \sqrt{\nu^2 + x^2}`, :math:`t = \nu / s`, a polynomial :math:`P(t)` and :math:`S = \tfrac12 + t
-    P'(t)`:
+    With :math:`s = \sqrt{\nu^2 + x^2}`, :math:`t = \nu / s`, a polynomial P(t) and :math:`S = \tfrac12 + t P'(t)`:
 
     .. math::
         \log f = (s - \nu) - \nu \log\tfrac{s + \nu}{2\nu} - \tfrac12 \log\tfrac{s}{\nu} + P(t) - P(1), \qquad
@@ -122,21 +111,15 @@ def _over_maximum(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _affine(x: Tensor, slope: float, intercept: float = 0.0) -> Tensor:
-    """slope x + intercept, by the one operation that forward mode differentiates without a detour.
-
-    For ``x * 2`` and ``x + 1`` torch builds a symbolic zero as the tangent of the number, in Python, fifty times slower
-    on small tensors.
-    """
+    """slope x + intercept, by the one operation that forward mode differentiates without a detour."""
+    # For `x * 2` torch builds a symbolic zero as the tangent of the number, fifty times slower on small tensors.
     return torch.rsub(x, intercept, alpha=-slope)
 
 
 @lru_cache(maxsize=256)
 def _debye_polynomials(order: float) -> tuple[list[float], list[float], list[float]]:
-    r"""Coefficients of :math:`S = \tfrac12 + t P'(t)`, of :math:`t S'(t)` and of :math:`(P(1) - P(t)) / (1 - t)`.
-
-    Riccati's equation turns the ansatz :math:`S = \sum_k s^{-k} g_k(t^2)` into a recurrence for the polynomials
-    :math:`g_k`.
-    """
+    r"""Coefficients of :math:`S = \tfrac12 + t P'(t)`, of :math:`t S'(t)` and of :math:`(P(1) - P(t)) / (1 - t)`."""
+    # Riccati's equation turns the ansatz S = Σ g_k(t²) / sᵏ into a recurrence for the polynomials g_k.
     T = Polynomial([0.0, 1.0])
     g = [Polynomial([0.5])]
     for k in range(_TERMS):
@@ -159,29 +142,22 @@ def horner(coefficients: Sequence[float], x: Tensor) -> Tensor:
     return value
 
 
-@lru_cache(maxsize=1)
-def _langevin_series() -> list[float]:
-    r"""Coefficients of x, x³, x⁵, … of Langevin's function, from Riccati's equation L' = 1 - L² - 2 L / x."""
-    a = [1 / 3]
-    for n in range(1, 16):
-        a.append(-sum(a[i] * a[n - 1 - i] for i in range(n)) / (2 * n + 3))
-    return a
+# Coefficients of x, x³, x⁵, … of Langevin's function, from Riccati's equation L' = 1 - L² - 2 L / x.
+_LANGEVIN = [1 / 3]
+for _n in range(1, 16):
+    _LANGEVIN.append(-sum(_LANGEVIN[i] * _LANGEVIN[_n - 1 - i] for i in range(_n)) / (2 * _n + 3))
 
 
 def langevin(x: Tensor) -> Tensor:
-    r"""Langevin's function :math:`L(x) = \coth x - 1/x`, odd on the whole line.
-
-    It is the mean resultant length on the sphere, :math:`A_3`, and twice the mean less one of the continuous Bernoulli
-    law with log-odds 2x: the height of a point on a sphere is uniform (Archimedes), so the two are one family.
-    """
+    r"""Langevin's function :math:`L(x) = \coth x - 1/x`: A₃, and twice the mean less 1 of the continuous Bernoulli."""
     small, inner, outer = _split(x)
-    return torch.where(small, inner * horner(_langevin_series(), inner**2), 1 / torch.tanh(outer) - 1 / outer)
+    return torch.where(small, inner * horner(_LANGEVIN, inner**2), 1 / torch.tanh(outer) - 1 / outer)
 
 
 def langevin_slope(x: Tensor) -> Tensor:
     r""":math:`L'(x) = 1/x^2 - 1/\sinh^2 x`, positive and even; four times the variance of a continuous Bernoulli."""
     small, inner, outer = _split(x)
-    series = [(2 * n + 1) * r for n, r in enumerate(_langevin_series())]
+    series = [(2 * n + 1) * r for n, r in enumerate(_LANGEVIN)]
     decay = torch.exp(-2 * outer.abs())
     return torch.where(small, horner(series, inner**2), outer**-2 - 4 * decay / (1 - decay) ** 2)
 
@@ -190,9 +166,6 @@ def _split(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Where the power series of radius π is used, its argument there, and the argument of the closed form elsewhere."""
     small = x.abs() < 1
     return small, torch.where(small, x, 0), torch.where(small, 1, x)
-
-
-# -- negative binomial -------------------------------------------------------------------------------------------------
 
 
 def artanh_root_sigmoid(x: Tensor) -> Tensor:
@@ -272,26 +245,15 @@ def inverse_softplus(x: Tensor) -> Tensor:
     return x + torch.log(-torch.expm1(-x))
 
 
-# -- what divergences are made of --------------------------------------------------------------------------------------
-
-
-def excess(x: Tensor) -> Tensor:
-    r""":math:`g(x) = e^x - 1 - x`, to full relative accuracy: by its series near 0."""
+def excess(x: Tensor, *, even: bool = False) -> Tensor:
+    r""":math:`g(x) = e^x - 1 - x`, to full relative accuracy: by its series near 0; or :math:`g(-|x|)`."""
+    y = -x.abs() if even else x
     small = x.abs() < 0.25
     near = torch.where(small, x, 0)
-    return torch.where(small, near**2 * _excess_series(near), torch.expm1(x) - x)
-
-
-def even_excess(x: Tensor) -> Tensor:
-    r""":math:`g(-|x|)`, twice differentiable at 0 also to autodiff: the square is that of x."""
-    small = x.abs() < 0.25
-    near = torch.where(small, x, 0)
-    return torch.where(small, near**2 * _excess_series(-near.abs()), torch.expm1(-x.abs()) + x.abs())
-
-
-def _excess_series(x: Tensor) -> Tensor:
-    r""":math:`g(x) / x^2`."""
-    return horner([1 / math.factorial(n) for n in range(2, 14 if x.dtype == torch.float64 else 9)], x)
+    coefficients = [1 / math.factorial(n) for n in range(2, 14 if x.dtype == torch.float64 else 9)]
+    # The square is that of x: g(-|x|) is then twice differentiable at 0 also to autodiff.
+    series = near**2 * horner(coefficients, -near.abs() if even else near)
+    return torch.where(small, series, torch.expm1(y) - y)
 
 
 def log_gamma(x: Tensor) -> Tensor:
@@ -305,8 +267,6 @@ def digamma(x: Tensor) -> Tensor:
 
 
 class _LogGamma(Function):
-    """The logarithm of the gamma function with the library's digamma for derivative."""
-
     generate_vmap_rule = True
 
     @staticmethod
@@ -319,12 +279,10 @@ class _LogGamma(Function):
         ctx.save_for_forward(inputs[0])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return grad * digamma(ctx.saved_tensors[0])
-
-    @staticmethod
     def jvp(ctx: Any, dx: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return dx * digamma(ctx.saved_tensors[0])
+
+    backward = jvp  # pyright: ignore[reportAssignmentType]
 
 
 def weighted_excess(weight: Tensor, other: Tensor, log_ratio: Tensor) -> Tensor:

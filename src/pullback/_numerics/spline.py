@@ -30,13 +30,19 @@ def slopes(values: Tensor) -> Tensor:
     """The derivatives by the index, at the knots, of the splines through ``values (*batch, n, d)``."""
     n = values.shape[-2]
     if n < 4:
-        return _parabola_slopes(values)
+        steps = values.diff(dim=-2)
+        # of the line through two values, or the parabola through three
+        middle = 0.5 * (steps[..., :1, :] + steps[..., -1:, :])
+        inner = middle if n == 3 else middle[..., :0, :]
+        return torch.cat([2 * steps[..., :1, :] - middle, inner, 2 * steps[..., -1:, :] - middle], -2)
     rise = 3 * (values[..., 2:, :] - values[..., :-2, :])
     first = 0.5 * (-5 * values[..., 0, :] + 4 * values[..., 1, :] + values[..., 2, :])
     last = 0.5 * (5 * values[..., -1, :] - 4 * values[..., -2, :] - values[..., -3, :])
     ends = torch.zeros_like(rise)
     ends[..., 0, :], ends[..., -1, :] = first, last
-    inner = _solve(rise - ends)
+    # the tridiagonal system with 2, 4, …, 4, 2 on its diagonal and ones beside it
+    key = n - 2, values.dtype, values.device
+    inner = _inverse(*key) @ (rise - ends) if n - 2 <= _SHORT else _sweep(rise - ends, *_factors(*key))
     begin, end = first - 2 * inner[..., 0, :], last - 2 * inner[..., -1, :]
     return torch.cat([begin[..., None, :], inner, end[..., None, :]], -2)
 
@@ -48,8 +54,7 @@ def piece_slopes(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def evaluate(values: Tensor, ends: tuple[Tensor, Tensor], place: Tensor, *, derivative: bool = False) -> Tensor:
-    """Cubics between ``values (*batch, n, d)``, with slopes at both ends of each, at real indices ``place``, ``(m,)``
-    or ``(*batch, m)``; with `derivative`, their derivatives by the index."""
+    """Cubics between values, with slopes at both ends of each, at real indices ``(m,)`` or ``(*batch, m)``."""
     left = place.detach().floor().long().clamp(0, values.shape[-2] - 2)
     u, v = (at(slope, left) for slope in ends)
     return hermite(at(values, left), at(values, left + 1), u, v, (place - left)[..., None], derivative=derivative)
@@ -79,10 +84,8 @@ def refine(nodes: Tensor, factor: int) -> Tensor:
 def _between(nodes: Tensor, factor: int) -> Tensor:
     """The same points, ``(*batch, n - 1, factor, d)``, without the last."""
     x = torch.arange(factor, dtype=nodes.dtype, device=nodes.device)[:, None] / factor
-    slope, values = slopes(nodes)[..., None, :], nodes[..., None, :]
-    left, right = slice(None, -1), slice(1, None)
-    a, b, u, v = (y[..., s, :, :] for y in (values, slope) for s in (left, right))
-    return hermite(a, b, u, v, x)
+    u, v = piece_slopes(nodes)
+    return hermite(nodes[..., :-1, None, :], nodes[..., 1:, None, :], u[..., None, :], v[..., None, :], x)
 
 
 def at(values: Tensor, index: Tensor) -> Tensor:
@@ -90,23 +93,6 @@ def at(values: Tensor, index: Tensor) -> Tensor:
     if index.ndim == 1:
         return values[..., index, :]
     return values.take_along_dim(index[..., None], dim=-2)
-
-
-def _parabola_slopes(values: Tensor) -> Tensor:
-    """The slopes of the line through two values, or of the parabola through three."""
-    steps = values.diff(dim=-2)
-    if values.shape[-2] == 2:
-        return steps.expand_as(values)
-    middle = 0.5 * (steps[..., :1, :] + steps[..., 1:, :])
-    return torch.cat([2 * steps[..., :1, :] - middle, middle, 2 * steps[..., 1:, :] - middle], -2)
-
-
-def _solve(rhs: Tensor) -> Tensor:
-    """Solves the tridiagonal system with 2, 4, …, 4, 2 on its diagonal and ones beside it."""
-    n = rhs.shape[-2]
-    if n <= _SHORT:
-        return _inverse(n, rhs.dtype, rhs.device) @ rhs
-    return _sweep(rhs, *_factors(n, rhs.dtype, rhs.device))
 
 
 def _sweep(x: Tensor, pivots: Tensor, products: list[Tensor]) -> Tensor:

@@ -32,7 +32,12 @@ def solve_tridiagonal(
     """
     n, d = diagonal.shape[1:3]
     if n == 1 or n * d <= (_DENSE if rhs.device.type == "cpu" else _DENSE_ON_DEVICE):
-        return _solve_dense(diagonal, upper, rhs)
+        batch = len(rhs)
+        lower = torch.zeros(batch, n, d, n, d, dtype=rhs.dtype, device=rhs.device)
+        lower.diagonal(0, 1, 3).copy_(diagonal.movedim(1, -1))
+        lower.diagonal(-1, 1, 3).copy_(upper.mT.movedim(1, -1))
+        x, positive = _solve_blocks(lower.reshape(batch, n * d, n * d), rhs.reshape(batch, n * d, 1))
+        return x.reshape(batch, n, d), positive
     if n % 2 == 0:  # pad to an odd chain, so that both ends are eliminated
         eye = torch.eye(d, dtype=diagonal.dtype, device=diagonal.device).expand(diagonal.shape[0], 1, d, d)
         padded = pad(upper, (0, 0, 0, 0, 0, 1)), pad(rhs, (0, 0, 0, 1))
@@ -41,15 +46,6 @@ def solve_tridiagonal(
     if shared is not None and shared < d:
         return _reduce_shared(diagonal, upper[..., -shared:, :], rhs)
     return _reduce(diagonal, upper, rhs)
-
-
-def _solve_dense(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
-    batch, n, d = rhs.shape
-    lower = torch.zeros(batch, n, d, n, d, dtype=rhs.dtype, device=rhs.device)
-    lower.diagonal(0, 1, 3).copy_(diagonal.movedim(1, -1))
-    lower.diagonal(-1, 1, 3).copy_(upper.mT.movedim(1, -1))
-    x, positive = _solve_blocks(lower.reshape(batch, n * d, n * d), rhs.reshape(batch, n * d, 1))
-    return x.reshape(batch, n, d), positive
 
 
 def _reduce(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,8 +69,8 @@ def _reduce(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, Tenso
 
 
 def _reduce_shared(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
-    """One round for blocks of which only the last ``w`` unknowns are coupled to the next, by ``upper (B, m, w, d)``:
-    systems are solved for ``2 w + 1`` columns instead of ``2 d + 1``, and what is left has the same form."""
+    """One round for blocks of which only the last ``w`` unknowns are coupled to the next, by ``upper (B, m, w, d)``."""
+    # Systems are solved for 2 w + 1 columns instead of 2 d + 1, and what is left has the same form.
     w, d = upper.shape[-2:]
     left, right = pad(upper[:, 1::2].mT, (0, 0, 0, 0, 1, 0)), pad(upper[:, 0::2], (0, 0, 0, 0, 0, 1))
     ends = pad(torch.eye(w, dtype=rhs.dtype, device=rhs.device), (0, 0, d - w, 0)).expand_as(left)
@@ -98,8 +94,8 @@ def _reduce_shared(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor
 
 
 def _solve_blocks(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """``a⁻¹ b`` for positive-definite blocks, and whether each is. Not by `torch.cholesky_solve`, which takes longer on
-    accelerators (pytorch/pytorch#175898) and no less on a CPU."""
+    """``a⁻¹ b`` for positive-definite blocks, and whether each is."""
+    # `torch.cholesky_solve` takes longer on accelerators (pytorch/pytorch#175898) and no less on a CPU
     factor, info = torch.linalg.cholesky_ex(a)
     half = torch.linalg.solve_triangular(factor, b, upper=False)
     return torch.linalg.solve_triangular(factor.mT, half, upper=True), info == 0

@@ -12,7 +12,7 @@ resolution. A share of its mean keeps directions the decoder ignores from runnin
 
 With many latent dimensions an expansion costs many times as much as a gradient, which takes no tangents. There the
 matrix of a step is kept for the next ones, corrected by what each step changed of the gradient (L-BFGS, Nocedal 1980,
-*Updating quasi-Newton matrices with limited storage*), as long as that converges fast.
+*Updating quasi-Newton matrices with limited storage*), as long as steps are taken in full and that converges fast.
 
 A curve has converged when the decrease of the energy still to come is below its `rtol` of the energy. It is estimated
 from the last two predicted decreases, as the rest of a geometric series, or from the mean of the last actual ones. It
@@ -87,6 +87,7 @@ class Descent:
     firm: Tensor  # whether that holds for finer levels too
     moves: Tensor  # (B, m, n, k): the last steps since the Hessian is kept
     turns: Tensor  # (B, m, n, k): what they changed of the gradient
+    trusted: Tensor  # whether the last step was taken in full
     left: Tensor  # whether the curve left a saddle on its way
     hit_domain_edge: Tensor  # whether a step met a decoder that is not finite, and none has been taken freely since
     status: Tensor
@@ -113,7 +114,7 @@ class Descent:
             rtol=rtol,
             damping=damping,
             **dict.fromkeys(("energy", "predicted", "progress"), unknown),
-            **dict.fromkeys(("exact", "stale", "indefinite", "firm", "left", "hit_domain_edge"), off),
+            **dict.fromkeys(("exact", "stale", "indefinite", "firm", "trusted", "left", "hit_domain_edge"), off),
             growth=torch.full_like(damping, 4.0),
             remaining=torch.zeros_like(damping),
             certified=certified,
@@ -277,7 +278,7 @@ class Minimizer:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Which curves want the exact Hessian next, which may keep the one they have, which take their last step, and
         the decrease still to come after it."""
-        first, enough = curves.predicted == torch.inf, curves.rtol * model.energy
+        first, enough, keeps = curves.predicted == torch.inf, curves.rtol * model.energy, curves.moves.shape[1] > 0
         # nothing after nothing is no decrease
         rate = (predicted / curves.predicted).nan_to_num_(0.0).clamp_max_(1.0).masked_fill_(first, 1.0)
         tail = (rate / (1 - rate).clamp_min_(0.1)).masked_fill_(first, 1.0)  # of a geometric series
@@ -291,10 +292,9 @@ class Minimizer:
         unsure = (last | flat) & ~curves.certified & ~curves.exact
         close = predicted < EXACT_BELOW * model.energy
         slow = ~first & (rate > EXACT_ABOVE)
-        keeps = curves.moves.shape[1] > 0
         # a new Hessian is tried out before it is replaced, where it may be kept
         near = unsure | (slow & close & ~curves.indefinite & (~curves.exact | curves.stale | (not keeps)))
-        held = positive & ~near & ((rate <= _HELD) | ~curves.stale) & keeps
+        held = positive & ~near & curves.trusted & ((rate <= _HELD) | ~curves.stale) & keeps
         if self.always_exact:
             near = near | ~((first | (rate <= _FAST)) & close & curves.uses_hessian)
         return positive & near, held, last & ~unsure, torch.where(crawling & ~regular, to_come, remaining)
@@ -455,6 +455,7 @@ def _adapt(curves: Descent, accepted: Tensor, gain: Tensor, short: Tensor, outsi
     raised = torch.where(outside, raised.clamp_min(4.0**2), raised)
     curves.damping = torch.where(accepted & ~short, (curves.damping * shrink).clamp_min(_LEAST_DAMPING), raised)
     curves.growth = torch.where(accepted, 4.0, curves.growth * 2)
+    curves.trusted = accepted & ~short
     curves.indefinite = curves.indefinite & ~accepted
 
 

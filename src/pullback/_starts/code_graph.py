@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from scipy.sparse import csgraph
 from scipy.spatial import KDTree
-from torch import Tensor
 
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress
-from pullback._starts.graph import Graph, break_ties, edge_lengths, nearest, symmetric
+from pullback._starts.graph import Graph, edge_lengths, nearest, symmetric, weighted
 from pullback._typing import CodeSet
 
 _SUBSTEPS = 4  # sub-steps of a typical edge
@@ -28,13 +27,11 @@ class CodeGraph(Graph):
     from code to code: their lengths are a few per cent too long in 2 dimensions and tens of per cent in 8, which
     matters little for a start. In 2 and 3 dimensions `Lattice` is finer.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z, 1.0))
-        >>> codes = torch.tensor([[0.0, 0.0], [3.0, 0.0], [3.0, 4.0]])
-        >>> pb.CodeGraph.fit(metric, codes, num_neighbors=1).distances(codes[0], codes[2]).round(decimals=2)
-        tensor(5.)
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> codes = torch.tensor([[0.0, 0.0], [3.0, 0.0], [3.0, 4.0]])
+    >>> pb.CodeGraph.fit(metric, codes, num_neighbors=1).distances(codes[0], codes[2]).round(decimals=2)
+    tensor(5.)
     """
 
     @classmethod
@@ -54,49 +51,32 @@ class CodeGraph(Graph):
         check_options(num_neighbors=num_neighbors)
         check_options(least=2, max_nodes=max_nodes)
         (codes,) = codes_for(metric, codes, a_set=True, least=2, finite=True)
-        nodes = _sample(codes, max_nodes, random_state)
+        nodes = codes.detach().unique(dim=0)
+        if len(nodes) > max_nodes:
+            chosen = np.random.default_rng(random_state).choice(len(nodes), max_nodes, replace=False)
+            nodes = nodes[torch.from_numpy(np.sort(chosen)).to(nodes.device)]
         positions = nodes.cpu().double().numpy()
-        edges = _connect(positions, _neighbors(positions, num_neighbors))
+        k = min(num_neighbors + 1, len(positions))
+        near = nearest(KDTree(positions), positions, k)[1][:, 1:]
+        pairs = np.stack([np.repeat(np.arange(len(positions)), k - 1), near.ravel()])
+        edges = _connect(positions, np.unique(np.sort(pairs, axis=0), axis=1))
         euclidean = np.linalg.norm(positions[edges[1]] - positions[edges[0]], axis=1)
         spacing = float(np.median(euclidean)) / _SUBSTEPS
         lengths = edge_lengths(metric, nodes[edges[0]], nodes[edges[1]], spacing)
-        known = np.isfinite(lengths)
-        weights = break_ties(lengths[known], euclidean[known])
-        begin, end = edges[:, known]
-        return cls(metric, nodes, symmetric(begin, end, weights, len(nodes)), spacing, num_neighbors)
-
-
-def _sample(codes: Tensor, max_nodes: int, random_state: int) -> Tensor:
-    """Distinct codes, at most `max_nodes` of them."""
-    codes = codes.detach().unique(dim=0)
-    if len(codes) <= max_nodes:
-        return codes
-    chosen = np.random.default_rng(random_state).choice(len(codes), max_nodes, replace=False)
-    return codes[torch.from_numpy(np.sort(chosen)).to(codes.device)]
-
-
-def _neighbors(positions: np.ndarray, num_neighbors: int) -> np.ndarray:
-    """Edges ``(2, E)``, each once, between every position and its nearest others."""
-    k = min(num_neighbors + 1, len(positions))
-    near = nearest(KDTree(positions), positions, k)[1][:, 1:]
-    pairs = np.stack([np.repeat(np.arange(len(positions)), k - 1), near.ravel()])
-    return np.unique(np.sort(pairs, axis=0), axis=1)
+        return cls(metric, nodes, weighted(edges, lengths, euclidean, len(nodes)), spacing, num_neighbors)
 
 
 def _connect(positions: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Adds the shortest links between the pieces of a graph until it is one (Borůvka's algorithm)."""
+    """Adds the shortest links between the pieces of a graph of edges ``(2, E)`` until it is one (Borůvka)."""
     while True:
-        graph = symmetric(edges[0], edges[1], np.ones(edges.shape[1]), len(positions))
+        graph = symmetric(edges, np.ones(edges.shape[1]), len(positions))
         num_parts, part = csgraph.connected_components(graph, directed=False)
         if num_parts == 1:
             return edges
-        links = [_nearest_outside(positions, part == i) for i in range(num_parts)]
+        links = []
+        for i in range(num_parts):
+            mine, others = np.flatnonzero(part == i), np.flatnonzero(part != i)
+            distance, number = nearest(KDTree(positions[others]), positions[mine], 1)
+            best = distance.argmin()
+            links.append((mine[best], others[number[best, 0]]))
         edges = np.unique(np.concatenate([edges, np.sort(np.array(links).T, axis=0)], axis=1), axis=1)
-
-
-def _nearest_outside(positions: np.ndarray, inside: np.ndarray) -> tuple[int, int]:
-    """The shortest pair of a position inside and one outside."""
-    mine, others = np.flatnonzero(inside), np.flatnonzero(~inside)
-    distance, number = nearest(KDTree(positions[others]), positions[mine], 1)
-    best = distance.argmin()
-    return int(mine[best]), int(others[number[best, 0]])

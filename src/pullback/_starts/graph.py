@@ -25,7 +25,7 @@ from pullback._curves.steps import safe_sqrt, squared_steps
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._progress import progress
-from pullback._starts.routes import Links, Routes, batches
+from pullback._starts.routes import Routes, batches
 from pullback._typing import Array, Codes, CodeSet, Float
 
 _MAX_SUBSTEPS = 32
@@ -71,7 +71,7 @@ class Graph(abc.ABC):
 
         ``inf`` where no path exists (an end point decodes to NaN), NaN where an end point is not finite.
         """
-        a, b = broadcast(*self._codes(a, b))
+        a, b = self._codes(a, b)
         start, stop = (z.reshape(-1, z.shape[-1]) for z in (a, b))
         total = start.new_full(start.shape[:1], torch.nan)
         for pairs, routes in self._routes(start, stop):
@@ -84,7 +84,7 @@ class Graph(abc.ABC):
         The points are equally spaced in arc length, nine parts Riemannian and one part Euclidean, so that no two
         coincide where the metric vanishes. A straight line where no path exists.
         """
-        a, b = broadcast(*self._codes(a, b))
+        a, b = self._codes(a, b)
         start, stop = (z.reshape(-1, z.shape[-1]) for z in (a, b))
         w = torch.linspace(0, 1, num_points, dtype=a.dtype, device=a.device)[:, None]
         result = torch.lerp(start[:, None], stop[:, None], w)
@@ -99,13 +99,13 @@ class Graph(abc.ABC):
         return result.reshape(*a.shape[:-1], num_points, a.shape[-1])
 
     def _codes(self, *codes: Tensor | Array) -> tuple[Tensor, ...]:
-        """End points as tensors without a gradient, if they belong to the graph."""
-        found = tuple(z.detach() for z in codes_for(self.metric, *codes, dim=self.nodes.shape[1]))
-        for z in found:
-            if z.device != self.nodes.device:
-                raise ValueError(
-                    f"The graph is on {self.nodes.device} and the end points on {z.device}. Fit it there, or move them."
-                )
+        """End points in one shape and without a gradient, if they belong to the graph."""
+        found = broadcast(*(z.detach() for z in codes_for(self.metric, *codes, dim=self.nodes.shape[1])))
+        if found[0].device != self.nodes.device:
+            raise ValueError(
+                f"The graph is on {self.nodes.device} and the end points on {found[0].device}. Fit it there, or move "
+                "them."
+            )
         return found
 
     @functools.cached_property
@@ -122,29 +122,21 @@ class Graph(abc.ABC):
         if not len(finite):
             return
         ends, which = torch.cat([a[finite], b[finite]]).unique(dim=0, return_inverse=True)
-        links = self._link(ends)
         source, target = which.cpu().numpy().reshape(2, -1)
-        direct = self._direct(ends, source, target)
-        for few in batches(source):
-            yield finite[few], Routes.search(self.weights, links, source[few], target[few], direct[few])
-
-    def _link(self, ends: Tensor) -> Links:
-        """Joins end points to their nearest nodes."""
+        # End points are joined to their nearest nodes ...
         tree, linked = self._reachable
-        _, near = nearest(tree, ends.cpu().double().numpy(), min(self.num_links, len(linked)))
-        nodes = linked[near]
+        nodes = linked[nearest(tree, ends.cpu().double().numpy(), min(self.num_links, len(linked)))[1]]
         begin = ends[:, None].expand(-1, nodes.shape[1], -1)
         lengths = edge_lengths(self.metric, begin, self.nodes.to(ends)[nodes], self.spacing)
-        return Links(nodes, np.nan_to_num(lengths, nan=np.inf))
-
-    def _direct(self, ends: Tensor, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """Lengths of straight lines between end points a few nodes apart, where the detour counts; else inf."""
-        length = np.full(len(source), np.inf)
+        links = nodes, np.nan_to_num(lengths, nan=np.inf)
+        # ... and to each other where they are a few nodes apart and the detour counts.
+        direct = np.full(len(source), np.inf)
         apart = (ends[target] - ends[source]).norm(dim=-1).cpu().numpy()
         near = np.flatnonzero(apart <= _DIRECT_STEPS * self.spacing)
         measured = edge_lengths(self.metric, ends[source[near]], ends[target[near]], self.spacing)
-        length[near] = np.nan_to_num(measured, nan=np.inf)
-        return length
+        direct[near] = np.nan_to_num(measured, nan=np.inf)
+        for few in batches(source):
+            yield finite[few], Routes.search(self.weights, links, source[few], target[few], direct[few])
 
 
 def nearest(tree: KDTree, positions: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -153,10 +145,10 @@ def nearest(tree: KDTree, positions: np.ndarray, k: int) -> tuple[np.ndarray, np
     return np.reshape(distance, (-1, k)), np.reshape(number, (-1, k))
 
 
-def symmetric(row: np.ndarray, column: np.ndarray, weight: np.ndarray, n: int) -> sparse.csr_array:
-    """The symmetric sparse matrix of edges that are given once each."""
-    ends = np.concatenate([row, column]), np.concatenate([column, row])
-    both = sparse.coo_array((np.concatenate([weight, weight]), ends), shape=(n, n)).tocsr()
+def symmetric(edges: np.ndarray, weight: np.ndarray, n: int) -> sparse.csr_array:
+    """The symmetric sparse matrix of edges ``(2, E)`` that are given once each."""
+    ends = np.concatenate([edges, edges[::-1]], axis=1)
+    both = sparse.coo_array((np.concatenate([weight, weight]), tuple(ends)), shape=(n, n)).tocsr()
     both.sort_indices()
     return both
 
@@ -175,7 +167,10 @@ def edge_lengths(metric: Metric, a: Tensor, b: Tensor, spacing: float) -> np.nda
     return lengths.reshape(a.shape[:-1]).cpu().double().numpy()
 
 
-def break_ties(lengths: np.ndarray, euclidean: np.ndarray) -> np.ndarray:
-    """Adds a millionth of the Euclidean length, in units of the typical Riemannian one."""
+def weighted(edges: np.ndarray, lengths: np.ndarray, euclidean: np.ndarray, n: int) -> sparse.csr_array:
+    """The matrix of edges ``(2, E)`` whose lengths could be measured. A millionth of the Euclidean length, in units of
+    the typical Riemannian one, breaks ties."""
+    known = np.isfinite(lengths)
+    lengths, euclidean = lengths[known], euclidean[known]
     typical = np.median(lengths / euclidean) if len(lengths) else 0
-    return lengths + _TIE_BREAK * (typical or 1) * euclidean
+    return symmetric(edges[:, known], lengths + _TIE_BREAK * (typical or 1) * euclidean, n)

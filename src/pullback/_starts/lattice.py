@@ -2,11 +2,9 @@ r"""A regular grid of the latent space as a graph, in 2 and 3 dimensions.
 
 Paths on a grid can only run along its edges. With edges to a stencil S of neighbors, the shortest path in a flat space
 is longer than the straight line by at most :math:`1/r - 1`, with r the radius of the largest ball in the convex hull of
-the unit vectors :math:`s/|s|`. The stencils here keep that below 2 %: 32 neighbors in the plane (1.3 %), 218 in space
-(1.7 %).
-
-Edges are measured in sub-steps of about one cell. The points between are shared by many edges, so some shifted grids
-are decoded, once each: 9 grids in the plane, 43 in space.
+the unit vectors :math:`s/|s|`: 1.3 % for 32 neighbors in the plane, 1.7 % for 218 in space. Edges are measured in
+sub-steps of about one cell. The points between are shared by many edges, so some shifted grids are decoded, once each:
+9 grids in the plane, 43 in space.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress
-from pullback._starts.graph import Graph, break_ties, symmetric
+from pullback._starts.graph import Graph, weighted
 from pullback._typing import CodeSet
 
 # Offsets to neighbors, up to order and signs of their coordinates.
@@ -63,13 +61,11 @@ class Lattice(Graph):
 
     It sees the whole region, also where no codes are, and in a flat space its distances are at most 2 % too long.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z, 1.0))
-        >>> codes = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
-        >>> pb.Lattice.fit(metric, codes, num_nodes=400).distances(*codes).round(decimals=2)
-        tensor(5.0300)
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> codes = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+    >>> pb.Lattice.fit(metric, codes, num_nodes=400).distances(*codes).round(decimals=2)
+    tensor(5.0300)
     """
 
     @classmethod
@@ -92,13 +88,17 @@ class Lattice(Graph):
         d = codes.shape[1]
         if d not in _SHAPES:
             raise ValueError(f"A lattice lies in 2 or 3 dimensions, and the codes in {d}. Use pullback.CodeGraph.fit.")
-        corner, cell, counts = _box(codes, num_nodes or default_nodes(metric, codes), margin)
-        grid = _Grid(metric, corner, cell, counts)
-        rows, columns, lengths, euclidean = grid.edges()
-        weights = break_ties(lengths, euclidean)
-        return cls(
-            metric, grid.nodes(), symmetric(rows, columns, weights, math.prod(counts)), _LINK_STEP * cell, _NUM_LINKS[d]
-        )
+        low, high = codes.detach().amin(0), codes.detach().amax(0)
+        room = margin * ((high - low).max().item() or 1.0)
+        span = high - low + 2 * room
+        cell = (span.double().prod().item() / (num_nodes or default_nodes(metric, codes))) ** (1 / d)
+        counts = tuple(max(_MIN_COUNT, math.ceil(side / cell) + 1) for side in span.tolist())
+        surplus = torch.tensor([cell * (count - 1) for count in counts]).to(span) - span
+        grid = _Grid(metric, low - room - surplus / 2, cell, counts)
+        begin, end, lengths, euclidean = grid.edges()
+        weights = weighted(np.stack([begin, end]), lengths, euclidean, math.prod(counts))
+        nodes = grid.codes(0, counts[0], (Fraction(0),) * d).flatten(0, -2)
+        return cls(metric, nodes, weights, _LINK_STEP * cell, _NUM_LINKS[d])
 
 
 def default_nodes(metric: Metric, codes: Tensor) -> int:
@@ -109,42 +109,24 @@ def default_nodes(metric: Metric, codes: Tensor) -> int:
     return (_MANY_NODES if cheap else _NUM_NODES)[codes.shape[1]]
 
 
-def _box(codes: Tensor, num_nodes: int, margin: float) -> tuple[Tensor, float, tuple[int, ...]]:
-    """The lowest corner, the side of the cubic cells, and the number of nodes along each axis."""
-    low, high = codes.detach().amin(0), codes.detach().amax(0)
-    room = margin * ((high - low).max().item() or 1.0)
-    span = high - low + 2 * room
-    cell = (span.double().prod().item() / num_nodes) ** (1 / len(span))
-    counts = tuple(max(_MIN_COUNT, math.ceil(side / cell) + 1) for side in span.tolist())
-    surplus = torch.tensor([cell * (count - 1) for count in counts]).to(span) - span
-    return low - room - surplus / 2, cell, counts
-
-
 @dataclass(frozen=True, eq=False)
 class _Grid:
-    """The grid while its edges are measured, a few rows (along the first axis) at a time."""
+    """The grid of cubic cells while its edges are measured, a few rows (along the first axis) at a time."""
 
     metric: Metric
     corner: Tensor
     cell: float
     counts: tuple[int, ...]
 
-    def nodes(self) -> Tensor:
-        """All nodes, shape ``(N, d)``."""
-        return self._codes(0, self.counts[0], (Fraction(0),) * len(self.counts)).flatten(0, -2)
-
-    def edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Both ends of every edge that could be measured, its length, and its Euclidean length."""
+    def edges(self) -> list[np.ndarray]:
+        """Both ends of every edge, its length, and its Euclidean length."""
         offsets = sorted(stencil(len(self.counts)), key=_num_substeps)
         with unvalidated(), torch.no_grad():
             sweeps = [self._sweep(list(group)) for _, group in itertools.groupby(offsets, key=_num_substeps)]
-        found = itertools.chain.from_iterable(sweeps)
-        rows, columns, lengths, euclidean = (np.concatenate(part) for part in zip(*found, strict=True))
-        known = np.isfinite(lengths)
-        return rows[known], columns[known], lengths[known], euclidean[known]
+        return [np.concatenate(part) for part in zip(*itertools.chain.from_iterable(sweeps), strict=True)]
 
-    def _sweep(self, offsets: list[Offset]) -> list[tuple[np.ndarray, ...]]:
-        """Measures the edges with these offsets, moving a window over the grid that is as high as the offsets reach."""
+    def _sweep(self, offsets: list[Offset]) -> list[list[np.ndarray]]:
+        """Moves a window over the grid that is as high as the offsets reach."""
         reach = max(offset[0] for offset in offsets)
         residues = sorted({residue for offset in offsets for _, residue in _stops(offset)})
         num_rows = max(1, 4 * MAX_DECODED // (math.prod(self.counts[1:]) * len(residues)))
@@ -156,7 +138,7 @@ class _Grid:
             found += [self._measure(window, first, min(num_rows, self.counts[0] - first), o) for o in offsets]
         return found
 
-    def _codes(self, first: int, last: int, residue: Residue) -> Tensor:
+    def codes(self, first: int, last: int, residue: Residue) -> Tensor:
         """The shifted grid's codes in some rows, shape ``(rows, *counts[1:], d)``."""
         ranges = [range(first, last), *(range(count) for count in self.counts[1:])]
         kind = {"dtype": self.corner.dtype, "device": self.corner.device}
@@ -167,37 +149,31 @@ class _Grid:
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
 
     def _extend(self, marks: Marks | None, drop: int, first: int, last: int, residue: Residue) -> Marks:
-        """Moves the window on: forgets the rows that are done and decodes the next ones."""
-        if marks is None:
-            return self._decode(self._codes(first, last, residue))
-        if first == last:
+        """Forgets the rows of a window that are done and decodes the next ones."""
+        if marks is not None and first == last:
             return marks[drop:]
-        return marks[drop:].join(self._decode(self._codes(first, last, residue)))
-
-    def _decode(self, z: Tensor) -> Marks:
-        marks = Marks.of(self.metric, z)
+        new = Marks.of(self.metric, self.codes(first, last, residue))
         # Between far nodes the products of a true dual pair cancel, which single precision does not survive.
-        rough = marks.dual is not None and marks.dual[0] is not marks.dual[1] and z.dtype != torch.float64
-        return Marks(self.metric, z, None) if rough else marks
+        if new.dual is not None and new.dual[0] is not new.dual[1] and new.z.dtype != torch.float64:
+            new = Marks(self.metric, new.z, None)
+        return new if marks is None else marks[drop:].join(new)
 
-    def _measure(
-        self, window: dict[Residue, Marks], first: int, num_rows: int, offset: Offset
-    ) -> tuple[np.ndarray, ...]:
+    def _measure(self, window: dict[Residue, Marks], first: int, num_rows: int, offset: Offset) -> list[np.ndarray]:
         """The edges with one offset that begin in some rows."""
         low = [first, *(max(0, -o) for o in offset[1:])]
         high = [min(first + num_rows, self.counts[0] - offset[0])]
         high += [count - max(0, o) for count, o in zip(self.counts[1:], offset[1:], strict=True)]
         stops = []
         for shift, residue in _stops(offset):
-            slices = [slice(a + s, max(a, b) + s) for a, b, s in zip(low, high, shift, strict=True)]
-            slices[0] = slice(slices[0].start - first, slices[0].stop - first)
-            stops.append(window[residue][tuple(slices)])
+            moved = (shift[0] - first, *shift[1:])  # the window begins in the first row
+            slices = tuple(slice(a + s, max(a, b) + s) for a, b, s in zip(low, high, moved, strict=True))
+            stops.append(window[residue][slices])
         length = torch.stack([safe_sqrt(p.ds2(q)) for p, q in itertools.pairwise(stops)]).sum(0)
         numbers = np.arange(math.prod(self.counts)).reshape(self.counts)
         begin = numbers[tuple(slice(a, b) for a, b in zip(low, high, strict=True))].ravel()
         step = int(np.dot(offset, [stride // numbers.itemsize for stride in numbers.strides]))
         euclidean = np.full(len(begin), self.cell * math.hypot(*offset))
-        return begin, begin + step, length.cpu().double().numpy().ravel(), euclidean
+        return [begin, begin + step, length.cpu().double().numpy().ravel(), euclidean]
 
 
 def _num_substeps(offset: Offset) -> int:

@@ -14,13 +14,7 @@ from torch import Tensor
 _MAX_SOURCES = 64  # searches held in memory at once
 _MAX_PAIRS = 4096  # routes traced at once
 
-
-@dataclass(frozen=True, eq=False)
-class Links:
-    """The nodes each end point is joined to, and how far they are (inf where that is unknown)."""
-
-    nodes: np.ndarray
-    lengths: np.ndarray
+Links = tuple[np.ndarray, np.ndarray]  # the nodes each end point is joined to, and how far they are (inf if unknown)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,23 +36,23 @@ class Routes:
         Sources are appended as nodes that can be left but not entered, and targets are not part of the graph at all, so
         the route of a pair does not depend on the other pairs.
         """
+        nodes, lengths = links
         starts, tree = np.unique(source, return_inverse=True)
-        num_nodes = len(weights.indptr) - 1
-        graph = _with_sources(weights, links.nodes[starts], links.lengths[starts])
-        indices = num_nodes + np.arange(len(starts))
-        distance, before = csgraph.dijkstra(graph, indices=indices, return_predecessors=True)
-        arrival = distance[tree[:, None], links.nodes[target]] + links.lengths[target]
+        num_nodes, (rows, columns) = len(weights.indptr) - 1, nodes[starts].shape
+        indptr = np.concatenate([weights.indptr, weights.indptr[-1] + columns * np.arange(1, rows + 1)])
+        ends = np.concatenate([weights.indices, nodes[starts].ravel().astype(weights.indices.dtype)])
+        data = np.concatenate([weights.data, lengths[starts].ravel()])
+        graph = sparse.csr_array((data, ends, indptr), shape=(num_nodes + rows, num_nodes + rows))
+        distance, before = csgraph.dijkstra(graph, indices=num_nodes + np.arange(rows), return_predecessors=True)
+        arrival = distance[tree[:, None], nodes[target]] + lengths[target]
         best = arrival.argmin(1)
-        last = links.nodes[target, best]
         total = arrival[np.arange(len(best)), best]
-        last = np.where(direct <= total, num_nodes + tree, last)
+        last = np.where(direct <= total, num_nodes + tree, nodes[target, best])
         return cls(np.minimum(total, direct), last, tree, distance, before)
 
     def trace(self, chosen: np.ndarray, nodes: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Corners ``(B, h, d)`` of the chosen routes from a to b, and the lengths ``(B, h - 1)`` of their pieces.
-
-        Routes have different numbers of corners; the shorter ones begin with copies of a.
-        """
+        """Corners ``(B, h, d)`` of the chosen routes from a to b, the shorter ones behind copies of a, and the lengths
+        ``(B, h - 1)`` of their pieces."""
         tree, num_nodes = self.tree[chosen], len(nodes)
         visited = [self.last[chosen]]
         while (visited[-1] < num_nodes).any():
@@ -77,12 +71,3 @@ def batches(source: np.ndarray) -> Iterator[np.ndarray]:
     rank = np.unique(source[order], return_inverse=True)[1] // _MAX_SOURCES
     for group in np.split(order, np.flatnonzero(np.diff(rank)) + 1):
         yield from np.array_split(group, -(-len(group) // _MAX_PAIRS))
-
-
-def _with_sources(weights: sparse.csr_array, nodes: np.ndarray, lengths: np.ndarray) -> sparse.csr_array:
-    """The graph with one more node for each row of links, which has edges out of it and none into it."""
-    rows, columns = nodes.shape
-    n = len(weights.indptr) - 1 + rows
-    indptr = np.concatenate([weights.indptr, weights.indptr[-1] + columns * np.arange(1, rows + 1)])
-    indices = np.concatenate([weights.indices, nodes.ravel().astype(weights.indices.dtype)])
-    return sparse.csr_array((np.concatenate([weights.data, lengths.ravel()]), indices, indptr), shape=(n, n))

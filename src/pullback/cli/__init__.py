@@ -1,7 +1,6 @@
 """The command line: ``pullback COMMAND ...``.
 
-Each command is a module with a function ``main(arguments)``, which reads its own options. Only the module that was
-asked for is imported, so that ``pullback --help`` waits for none of them. To add a command, add a line to `COMMANDS`.
+Each command is a module with a function ``main(arguments)``, which is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -24,16 +23,6 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the ``pullback`` command."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    parser = _parser()
-    if not arguments:
-        parser.print_help(sys.stderr)
-        raise SystemExit(2)
-    command = parser.parse_args(arguments[:1]).command
-    import_module(f"pullback.{COMMANDS[command][0]}").main(arguments[1:])
-
-
-def _parser() -> argparse.ArgumentParser:
-    """Of the first word; the rest belongs to the command."""
     width = max(map(len, COMMANDS)) + 2
     commands = "\n".join(f"  {name:{width}}{text}" for name, (_, text) in COMMANDS.items())
     parser = argparse.ArgumentParser(
@@ -45,4 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pullback {__version__}")
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=argparse.SUPPRESS)
-    return parser
+    if not arguments:
+        parser.print_help(sys.stderr)
+        raise SystemExit(2)
+    command = parser.parse_args(arguments[:1]).command  # the rest belongs to the command
+    import_module(f"pullback.{COMMANDS[command][0]}").main(arguments[1:])

@@ -73,10 +73,6 @@ def _run(options: Options) -> str:
         return f"{found!r}; {options.out / 'neighbors.npz'} is complete"
     shard = _shard(options.shard)
     store: Any = pb.pairwise_distances(metric, codes, shard=shard, block_size=options.block_size, **engine)
-    return _report(store)
-
-
-def _report(store: pb.results.DistanceStore) -> str:
     failed = store.failures()
     rest = "complete" if store.complete else f"{store.num_missing} of {store.num_blocks} blocks to go"
     lines = [f"{store.num_solved} blocks solved; {store.path} is {rest}; {len(failed)} pairs have no distance"]

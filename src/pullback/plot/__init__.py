@@ -25,8 +25,7 @@ from pullback._metrics.base import Metric, check_metric
 from pullback._options import check_options
 from pullback._typing import Codes
 from pullback.plot._geometry import ClusterPlot, clusters, contributions, density, exponential_grid, fan, indicatrices
-from pullback.plot._plane import SHOWN, Directions, Plane
-from pullback.plot._raster import Bounds, evaluate, extent, grid
+from pullback.plot._plane import SHOWN, Bounds, Directions, Plane, evaluate, extent, grid
 
 Background = str | Callable[[Tensor], Tensor]
 _LABELS = {
@@ -80,19 +79,16 @@ def latent(
         metric: any `pullback.Metric`.
         codes: latent codes of shape ``(n, d)`` to scatter; needed for d > 2.
         background: ``"log_volume"`` (:math:`\\tfrac12 \\log\\det M`: bright where a small step changes the decoded
-            distribution much), ``"entropy"`` of the decoded distribution (summed over features), ``"support"`` (the
-            squared distance to the data of a `pullback.Extrapolated` decoder), or a function from codes ``(n, d)`` to
-            values ``(n,)``.
+            distribution much), ``"entropy"`` of what is decoded (summed over features), ``"support"`` (the squared
+            distance to the data of a `pullback.Extrapolated` decoder), or a function from codes ``(n, d)`` to ``(n,)``.
         bounds: ``(left, right, bottom, top)``; by default the codes' extent with a margin of a quarter of it.
         resolution: pixels along the longer side. Each pixel is one decoded code.
         clip: the share at each end of the color scale that saturates: of the pixels near codes, so that what lies far
-            from the data does not take the whole scale, or of all pixels without codes. Pixels that are not finite stay
-            gray.
+            from the data does not take the whole scale, or of all without codes. Pixels that are not finite stay gray.
         cmap: colors of the background.
         colorbar: whether to draw a color bar.
         axes: for d > 2 the two directions to show: ``"used"`` (those with most information, eigenvectors of the metric
-            averaged over the codes), ``"pca"`` (principal components of the codes), two dimensions such as ``(0, 3)``,
-            or a tensor ``(2, d)``.
+            averaged over the codes), ``"pca"`` (of the codes), dimensions such as ``(0, 3)``, or a tensor ``(2, d)``.
         ax: matplotlib axes; new ones by default.
     """
     check_metric(metric)
@@ -109,12 +105,12 @@ def latent(
     like = flat if flat is not None else as_codes(torch.zeros(1, 2, dtype=torch.float64), metric)
     f, pixels = _background(metric, background), grid(bounds, resolution, like)
     values = evaluate(f if plane is None else lambda x: f(plane.lift(x)), pixels)
-    low, high = _limits(values if flat is None else _near(values, bounds, flat), clip)
+    low, high, extend = _limits(values, bounds, flat, clip)
     colors = plt.get_cmap(cmap).with_extremes(bad="0.8")
     image = ax.imshow(values.numpy(), extent=bounds, origin="lower", cmap=colors, vmin=low, vmax=high, aspect="equal")
     bar = None
     if colorbar:
-        bar = ax.figure.colorbar(image, ax=ax, extend=_extend(values, low, high), pad=0.02)
+        bar = ax.figure.colorbar(image, ax=ax, extend=extend, pad=0.02)
         bar.set_label("" if callable(background) else _LABELS[background])
     if flat is None:
         return LatentPlot(image, None, bar)
@@ -175,27 +171,22 @@ def _background(metric: Metric, background: Background) -> Callable[[Tensor], Te
     return support.distance2
 
 
-def _near(values: Tensor, bounds: Bounds, codes: Tensor) -> Tensor:
-    """The values of the pixels in which codes lie, or all if these are not finite."""
-    left, right, bottom, top = bounds
-    rows, columns = values.shape
-    x, y = codes.detach().cpu().double().T
-    column, row = ((x - left) / (right - left) * columns).long(), ((y - bottom) / (top - bottom) * rows).long()
-    inside = (column >= 0) & (column < columns) & (row >= 0) & (row < rows)
-    found = values[row[inside], column[inside]]
-    return found if found.isfinite().any() and found.max() > found.min() else values
-
-
-def _limits(values: Tensor, clip: float) -> tuple[float | None, float | None]:
-    finite = values[values.isfinite()]
-    if not len(finite):
-        return None, None
-    low, high = finite.quantile(torch.tensor([clip, 1 - clip], dtype=finite.dtype)).tolist()
-    return low, high
-
-
-def _extend(values: Tensor, low: float | None, high: float | None) -> str:
-    """At which ends of the color bar values lie beyond it."""
-    finite = values[values.isfinite()]
-    below, above = (low is not None and bool((finite < low).any())), (high is not None and bool((finite > high).any()))
-    return {(True, True): "both", (True, False): "min", (False, True): "max", (False, False): "neither"}[below, above]
+def _limits(
+    values: Tensor, bounds: Bounds, codes: Tensor | None, clip: float
+) -> tuple[float | None, float | None, str]:
+    """The ends of the color bar, from the pixels in which codes lie or all, and at which of them values lie beyond."""
+    shown = values
+    if codes is not None:
+        left, right, bottom, top = bounds
+        rows, columns = values.shape
+        x, y = codes.detach().cpu().double().T
+        column, row = ((x - left) / (right - left) * columns).long(), ((y - bottom) / (top - bottom) * rows).long()
+        inside = (column >= 0) & (column < columns) & (row >= 0) & (row < rows)
+        found = values[row[inside], column[inside]]
+        shown = found if found.isfinite().any() and found.max() > found.min() else values
+    shown, values = shown[shown.isfinite()], values[values.isfinite()]
+    if not len(shown):
+        return None, None, "neither"
+    low, high = shown.quantile(torch.tensor([clip, 1 - clip], dtype=shown.dtype)).tolist()
+    below, above = bool((values < low).any()), bool((values > high).any())
+    return low, high, {(True, True): "both", (True, False): "min", (False, True): "max"}.get((below, above), "neither")

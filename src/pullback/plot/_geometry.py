@@ -17,11 +17,11 @@ from torch import Tensor
 
 from pullback._decoders.contract import as_codes, real_numbers
 from pullback._geometry.contributions import Contributions
-from pullback._geometry.exponential import exponential
+from pullback._geometry.exponential import Trajectory, exponential
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._typing import Codes, CodeSet
-from pullback.plot._raster import Bounds, evaluate, extent, grid
+from pullback.plot._plane import Bounds, evaluate, extent, grid
 
 _TOLERANCE = 1e-6  # of the geodesics that are drawn
 _MASSES = (0.9, 0.7, 0.5, 0.3, 0.1)
@@ -46,8 +46,7 @@ def fan(
 ) -> list[Line2D]:
     r"""Draws the geodesics of a given length that leave a point in all directions, a line each.
 
-    The directions are evenly spread in the angles of the metric at that point. A geodesic that cannot be continued ends
-    there.
+    Directions are evenly spread in the angles of the metric at that point. Geodesics end where they cannot go on.
 
     Args:
         metric: any `pullback.Metric` on a two-dimensional latent space.
@@ -59,11 +58,9 @@ def fan(
         **style: passed to `matplotlib.axes.Axes.plot`.
     """
     check_options(length=length, num_directions=num_directions, num_points=num_points)
-    (z,) = codes_for(metric, z)
     angle = 2 * torch.pi * torch.arange(num_directions, dtype=torch.float64) / num_directions
-    v = length * _orthonormal(metric, z, torch.stack([angle.cos(), angle.sin()], -1))
-    flow = exponential(metric, z, v, rtol=_TOLERANCE, atol=_TOLERANCE)
-    return _lines(flow(torch.linspace(0, 1, num_points).to(z)), ax, style)
+    flow = _flow(metric, z, length * torch.stack([angle.cos(), angle.sin()], -1))
+    return _lines(flow(torch.linspace(0, 1, num_points)), ax, style)
 
 
 def exponential_grid(
@@ -90,11 +87,9 @@ def exponential_grid(
         **style: as for `fan`.
     """
     check_options(length=length, num_lines=num_lines, num_points=num_points)
-    (z,) = codes_for(metric, z)
     across, along = (torch.linspace(-length, length, n, dtype=torch.float64) for n in (num_lines, num_points))
     square = torch.stack(torch.meshgrid(across, along, indexing="ij"), -1)
-    v = _orthonormal(metric, z, torch.cat([square, square.flip(-1)]))
-    flow = exponential(metric, z, v, rtol=_TOLERANCE, atol=_TOLERANCE)
+    flow = _flow(metric, z, torch.cat([square, square.flip(-1)]))
     arrived = torch.where(flow.converged[..., None], flow.end, torch.nan)
     return _lines(arrived, ax, {"linewidth": 0.8, **normalize_kwargs(style, Line2D)})
 
@@ -158,12 +153,10 @@ def density(
 
     Args:
         model: a fitted estimator with `score_samples` on two-dimensional codes, such as `pullback.statistics.LAND`. If
-            it has a `metric`, its density is one with respect to the Riemannian volume, unless its `base_measure` says
-            dz.
+            it has a `metric`, its density is with respect to the Riemannian volume, unless its `base_measure` says dz.
         codes: whose extent to draw; by default the codes that the model was fitted to. They are not drawn.
         bounds: what to draw, as in `latent`.
-        resolution: evaluations along the longer side. A `LAND` solves for a shortest path from each of its means at
-            each.
+        resolution: evaluations along the longer side; at each a `LAND` solves for a path from each of its means.
         masses: shares of the mass within the picture, one contour each.
         lebesgue: whether to draw the density with respect to dz, which is what a cloud of samples looks like, rather
             than that with respect to the volume. Where there is no metric they are the same.
@@ -185,9 +178,13 @@ def density(
     volume = torch.zeros_like(logp) if metric is None else evaluate(metric.log_volume, z).clamp_min(-700)
     logp = logp + volume if getattr(model, "base_measure", "volume") == "volume" else logp
     height = logp if lebesgue else logp - volume
+    # Heights above which the given shares of the mass lie.
+    heights, order = height.flatten().sort(descending=True)
+    share = logp.flatten()[order].softmax(0).cumsum(0)
+    index = torch.searchsorted(share, torch.tensor(masses).to(share)).clamp_max(len(order) - 1)
     style = {"colors": "white", "linewidths": 1.2, "linestyles": "solid", **style}
     x, y = z[0, :, 0].cpu().numpy(), z[:, 0, 1].cpu().numpy()
-    return ax.contour(x, y, height.numpy(), levels=_mass_levels(height, logp, masses), **style)
+    return ax.contour(x, y, height.numpy(), levels=sorted(set(heights[index].tolist())), **style)
 
 
 def clusters(
@@ -211,8 +208,7 @@ def clusters(
         raise ValueError(f"{len(codes)} codes have labels of shape {numbers.shape}; give one label a code.")
     ax = ax or plt.subplots(layout="compressed")[1]
     x, y = codes.detach().cpu().T.numpy()
-    look = {"s": 8, "linewidths": 0, "zorder": 2, **style}
-    points = ax.scatter(x, y, color=_colors(numbers, cmap), **look)
+    points = ax.scatter(x, y, color=_colors(numbers, cmap), **{"s": 8, "linewidths": 0, "zorder": 2, **style})
     ax.set_aspect("equal")
     if centers is None:
         return ClusterPlot(points, None)
@@ -244,23 +240,17 @@ def _colors(labels: np.ndarray, cmap: str) -> np.ndarray:
     return colors
 
 
-def _mass_levels(height: Tensor, log_mass: Tensor, masses: tuple[float, ...]) -> list[float]:
-    """Heights above which the given shares of the mass lie, increasing."""
-    order = height.flatten().argsort(descending=True)
-    share = log_mass.flatten()[order].softmax(0).cumsum(0)
-    index = torch.searchsorted(share, torch.tensor(sorted(masses, reverse=True)).to(share)).clamp_max(len(order) - 1)
-    return sorted(set(height.flatten()[order][index].tolist()))
-
-
-def _orthonormal(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
-    """Tangents at z with the given components ``(*batch, 2)`` in an orthonormal frame."""
+def _flow(metric: Metric, z: Codes, v: Tensor) -> Trajectory:
+    """Geodesics from z along tangents with the given components ``(*batch, 2)`` in an orthonormal frame."""
+    (z,) = codes_for(metric, z)
     if z.shape != (2,):
         raise ValueError(f"The center is one code of two dimensions, shape (2,); got {tuple(z.shape)}.")
     with torch.no_grad():
         values, vectors = torch.linalg.eigh(metric.tensor(z))
     if not values[0] > 0:
         raise ValueError("The metric is singular at the center, so there is no direction of unit length; move it.")
-    return v.to(z) @ (vectors / values.sqrt() @ vectors.mT)
+    v = v.to(z) @ (vectors / values.sqrt() @ vectors.mT)
+    return exponential(metric, z, v, rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
 def _lines(points: Tensor, ax: Axes | None, style: dict[str, Any]) -> list[Line2D]:

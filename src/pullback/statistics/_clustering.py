@@ -1,10 +1,9 @@
 r"""Clusters under a metric: k-means with Fréchet means, and k-medoids.
 
 Both assign codes to the nearest center by the length of the shortest path, so that a cluster follows the data around a
-bend. In k-means the centers are Fréchet means, in k-medoids they are codes. The first moves all centers together with
-the paths to their codes (`_stars.py`), and solves other paths only where neither the triangle inequality (Elkan 2003)
-nor the straight line through the embedding tells that a center cannot have become the nearest. The second needs all
-pairs, once.
+bend. k-means moves all centers together with the paths to their codes (`_stars.py`), and solves other paths only where
+neither the triangle inequality (Elkan 2003) nor the straight line through the embedding tells that a center cannot have
+become the nearest. k-medoids needs all pairs, once.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ _STALE = 1e-4
 
 @dataclass(eq=False, repr=False)
 class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Estimator):
-    r"""k-means with the distance of a metric: minimizes :math:`\sum_i \min_j d^2(z_i, \mu_j)` over centers
-    :math:`\mu_j`.
+    r"""k-means with the distance of a metric: minimizes :math:`\sum_i \min_j d^2(z_i, \mu_j)` over the centers.
 
     Lloyd's iteration: assign every code to its nearest center, move every center toward the Fréchet mean of its
     codes, until no code changes its cluster and the centers rest. In flat space it is `sklearn.cluster.KMeans`.
@@ -89,10 +87,8 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
         _check_count(self.n_clusters, codes)
         source = as_generator(self.random_state, codes.device)
         runs = [self._run(codes, source) for _ in range(self.n_init if isinstance(self.init_centers, str) else 1)]
-        best = min(runs, key=lambda run: run.inertia)
-        self.cluster_centers_ = like(best.centers, X)
-        self.labels_ = like(best.labels, X)
-        self.inertia_, self.n_iter_, self.converged_ = best.inertia, best.num_rounds, best.converged
+        self.inertia_, centers, labels, self.n_iter_, self.converged_ = min(runs, key=lambda run: run[0])
+        self.cluster_centers_, self.labels_ = like(centers, X), like(labels, X)
         return self
 
     def predict(self, X: Any) -> Any:
@@ -115,16 +111,13 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
             if self.init_centers != "k-means++":
                 raise ValueError(f'init_centers must be "k-means++" or an array of centers; got {self.init_centers!r}.')
             return plus_plus(self._paths(), codes, self.n_clusters, source)
-        centers = torch.as_tensor(self.init_centers).to(codes)
-        if centers.shape != (self.n_clusters, codes.shape[1]):
-            raise ValueError(
-                f"init_centers must be {self.n_clusters} centers of {codes.shape[1]} dimensions; got "
-                f"{tuple(centers.shape)}."
-            )
+        centers, num, d = torch.as_tensor(self.init_centers).to(codes), self.n_clusters, codes.shape[1]
+        if centers.shape != (num, d):
+            raise ValueError(f"init_centers must be {num} centers of {d} dimensions; got {tuple(centers.shape)}.")
         return centers, self._paths().lower_bounds(codes, centers)
 
-    def _run(self, codes: Tensor, source: torch.Generator) -> _Run:
-        """Lloyd's iteration, with the paths to the centers carried along."""
+    def _run(self, codes: Tensor, source: torch.Generator) -> tuple[float, Tensor, Tensor, int, bool]:
+        """Lloyd's iteration, with the paths to the centers carried along: inertia, centers, labels, rounds, success."""
         # paths are solved coarsely, and then again with their centers
         paths = self._paths(_COARSER * self.rtol)
         centers, lower = self._first(codes, source)
@@ -149,30 +142,19 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
             last, inertia = inertia, own.square().sum().item()
             # across kinks distances are known to `rtol`, and so is what a round has gained
             stale = last - inertia <= (self.rtol if found.mostly_kinked else _STALE) * inertia
-            if (not changed and (found.rests(self.rtol) or stale)) or (found.mostly_kinked and stale):
-                return _Run(centers, labels, inertia, num_rounds, True)
-        return _Run(centers, labels, lower[rows, labels].square().sum().item(), self.max_iter, False)
-
-
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """What one run of Lloyd's iteration found."""
-
-    centers: Tensor
-    labels: Tensor
-    inertia: float
-    num_rounds: int
-    converged: bool
+            rests = stale or not found.moving(self.rtol).any()
+            if (not changed and rests) or (found.mostly_kinked and stale):
+                return inertia, centers, labels, num_rounds, True
+        return lower[rows, labels].square().sum().item(), centers, labels, self.max_iter, False
 
 
 @dataclass(eq=False, repr=False)
 class GeodesicKMedoids(ClusterMixin, Estimator):
     r"""k-medoids with the distance of a metric: the k codes with the least :math:`\sum_i \min_j d(z_i, m_j)`.
 
-    The centers are codes, so nothing but distances is needed, and a few outlying codes hardly matter, as distances are
-    not squared. Starts greedily and swaps a medoid for another code as long as that helps (PAM: Kaufman and Rousseeuw
-    1990; all swaps at once as in Schubert and Rousseeuw 2021), so no single swap improves the result. All pairs of
-    codes are solved: for a few hundred codes.
+    The centers are codes, so only distances are needed, and outlying codes hardly matter, as they are not squared.
+    Starts greedily and swaps a medoid for another code until no single swap helps (PAM: Kaufman and Rousseeuw 1990; all
+    swaps at once as in Schubert and Rousseeuw 2021). All pairs of codes are solved: for a few hundred codes.
 
     Args:
         metric: the geometry; None for flat space.
@@ -207,15 +189,19 @@ class GeodesicKMedoids(ClusterMixin, Estimator):
     def fit(self, X: Any, y: Any = None, *, distances: Array | None = None) -> Self:
         """Finds the clusters of codes ``(n, d)``. Distances ``(n, n)`` alone will do: ``fit(None, distances=D)``."""
         kind = distances if X is None else X
-        codes = None if X is None and distances is not None else self._codes(X, reset=True)
-        D = self._paths().matrix(codes) if distances is None and codes is not None else _square(distances, codes)
+        if X is None and distances is not None:
+            codes, D = None, torch.as_tensor(distances)
+        else:
+            codes = self._codes(X, reset=True)
+            D = self._paths().matrix(codes) if distances is None else torch.as_tensor(distances).to(codes)
+        num = len(D if codes is None else codes)
+        if D.shape != (num, num):
+            raise ValueError(f"distances must have shape ({num}, {num}), one row per code; got {tuple(D.shape)}.")
         _check_count(self.n_clusters, D)
         medoids, self.n_iter_ = swap_medoids(D, greedy_medoids(D, self.n_clusters), self.max_iter)
-        self.medoid_indices_ = like(medoids, kind)
+        self.medoid_indices_, self.labels_ = like(medoids, kind), like(D[:, medoids].argmin(1), kind)
         self.cluster_centers_ = None if codes is None else like(codes[medoids], X)
-        self.labels_ = like(D[:, medoids].argmin(1), kind)
-        self.inertia_ = D[:, medoids].amin(1).sum().item()
-        self.converged_ = self.n_iter_ < self.max_iter
+        self.inertia_, self.converged_ = D[:, medoids].amin(1).sum().item(), self.n_iter_ < self.max_iter
         return self
 
     def predict(self, X: Any) -> Any:
@@ -227,17 +213,13 @@ class GeodesicKMedoids(ClusterMixin, Estimator):
 
 
 def plus_plus(paths: Paths, codes: Tensor, num: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-    """k-means++: each further center is a code drawn with probability proportional to its squared distance to the
-    nearest.
-
-    Returns the centers and lower bounds ``(n, num)`` of the distances to them. These bounds, the lengths of chords in
-    the embedding, also stand for the distances; only metrics without an embedding have their paths solved.
-    """
+    """k-means++ by lower bounds of distances: the centers, and these bounds ``(n, num)``."""
     chosen = torch.randint(len(codes), (1,), generator=source, device=codes.device)
     bounds: list[Tensor] = []
     while True:
         center = codes[chosen[-1:]]
         bound = paths.lower_bounds(codes, center)[:, 0]
+        # only metrics without an embedding have their paths solved
         bounds.append(bound if bound.any() else paths.distances(codes, center.expand_as(codes)))
         if len(bounds) == num:
             return codes[chosen], torch.stack(bounds, 1)
@@ -249,10 +231,7 @@ def plus_plus(paths: Paths, codes: Tensor, num: int, source: torch.Generator) ->
 def _assign(
     paths: Paths, codes: Tensor, centers: Tensor, known: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The nearest center of each code, and lower bounds that are distances where these were needed.
-
-    What is known are lower bounds, and labels at which they are distances.
-    """
+    """The nearest center of each code, and lower bounds that are distances where needed; known ones, at the labels."""
     rows = torch.arange(len(codes), device=codes.device)
     if known is None:
         lower = paths.lower_bounds(codes, centers)
@@ -304,25 +283,20 @@ def greedy_medoids(D: Tensor, num: int) -> Tensor:
 
 def swap_medoids(D: Tensor, medoids: Tensor, max_iter: int) -> tuple[Tensor, int]:
     """Swaps the pair of medoid and code that lowers the sum most, until none does; the number of swaps."""
-    medoids, num_swaps = medoids.clone(), 0
-    while num_swaps < max_iter:
-        change = _changes(D, medoids)
+    medoids = medoids.clone()
+    for num_swaps in range(max_iter):
+        to_medoids = torch.cat([D[:, medoids], torch.full_like(D[:, :1], torch.inf)], 1)
+        (nearest, second), label = to_medoids.sort(1).values[:, :2].unbind(1), to_medoids.argmin(1)
+        # a code moves to the new medoid, or has lost its own and takes the next best
+        gain = (D - nearest[:, None]).clamp_max(0)
+        loss = torch.minimum(D, second[:, None]) - nearest[:, None] - gain
+        # how much the sum changes, (k, n), if a code takes the place of a medoid
+        change = gain.sum(0) + torch.nn.functional.one_hot(label, len(medoids)).to(D).mT @ loss
         best = int(change.argmin())
-        if change.flatten()[best] >= -1e-12 * D[:, medoids].amin(1).sum():
-            break
+        if change.flatten()[best] >= -1e-12 * nearest.sum():
+            return medoids, num_swaps
         medoids[best // len(D)] = best % len(D)
-        num_swaps += 1
-    return medoids, num_swaps
-
-
-def _changes(D: Tensor, medoids: Tensor) -> Tensor:
-    """How much the sum changes, ``(k, n)``, if a code takes the place of a medoid."""
-    to_medoids = torch.cat([D[:, medoids], torch.full_like(D[:, :1], torch.inf)], 1)
-    (nearest, second), label = to_medoids.sort(1).values[:, :2].unbind(1), to_medoids.argmin(1)
-    # a code moves to the new medoid, or has lost its own and takes the next best
-    gain = (D - nearest[:, None]).clamp_max(0)
-    loss = torch.minimum(D, second[:, None]) - nearest[:, None] - gain
-    return gain.sum(0) + torch.nn.functional.one_hot(label, len(medoids)).to(D).mT @ loss
+    return medoids, max_iter
 
 
 def _check_count(n_clusters: int, codes: Tensor) -> None:
@@ -331,12 +305,3 @@ def _check_count(n_clusters: int, codes: Tensor) -> None:
             f"n_samples={len(codes)} should be >= n_clusters={n_clusters}, and that at least 1: ask for fewer "
             "clusters, or encode more data."
         )
-
-
-def _square(distances: Array | None, codes: Tensor | None) -> Tensor:
-    D = torch.as_tensor(distances)
-    D = D if codes is None else D.to(codes)
-    num = len(D) if codes is None else len(codes)
-    if D.shape != (num, num):
-        raise ValueError(f"distances must have shape ({num}, {num}), one row per code; got {tuple(D.shape)}.")
-    return D

@@ -1,12 +1,7 @@
 r"""What the estimators share: scikit-learn's habits, NumPy or torch at the door, and files without pickles.
 
-An estimator follows scikit-learn: parameters are stored by the constructor as they come, `fit` checks its data and sets
-attributes whose names end with an underscore, `get_params` and `clone` work. Data may be NumPy arrays or torch
-tensors. What comes out is of the kind that went in: the fitted attributes follow the data of `fit`, the answers those
-of the call.
-
-The geometry is the parameter `metric`. None means flat space, in which every estimator is its well-known Euclidean
-namesake.
+Data may be NumPy arrays or torch tensors, and what comes out is of the kind that went in: the fitted attributes follow
+the data of `fit`, the answers those of the call. Without a metric every estimator is its Euclidean namesake.
 """
 
 from __future__ import annotations
@@ -52,14 +47,14 @@ class Estimator(BaseEstimator, abc.ABC):
         params = self.get_params(deep=False)
         plain = {name: value for name, value in params.items() if isinstance(value, _PLAIN)}
         fitted = {n: v for n, v in vars(self).items() if n.endswith("_") and not n.startswith("_")}
-        tensors = {n: v for n, v in fitted.items() if _is_numeric(v)}
-        rest = {n: _plain(n, v) for n, v in fitted.items() if n not in tensors}
+        arrays = {n: v for n, v in fitted.items() if isinstance(v, Tensor | np.ndarray)}
+        tensors = {n: v for n, v in arrays.items() if isinstance(v, Tensor) or v.dtype.kind in "fiub"}
         header = {
             "estimator": type(self).__name__,
             "params": plain,
             "objects": sorted(params.keys() - plain.keys()),
             "numpy": sorted(n for n, v in tensors.items() if not isinstance(v, Tensor)),
-            "attributes": rest,
+            "attributes": {n: _plain(n, v) for n, v in fitted.items() if n not in tensors},
         }
         columns = {n: torch.as_tensor(v).detach().cpu().contiguous().clone() for n, v in tensors.items()}
         save_file(columns, path, metadata={"pullback": json.dumps(header)})
@@ -68,22 +63,16 @@ class Estimator(BaseEstimator, abc.ABC):
     def load(cls, path: str | PathLike[str], **params: Any) -> Self:
         """Reads what `save` wrote. Parameters that are objects must be given again: ``load(path, metric=metric)``."""
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            header = json.loads((file.metadata() or {}).get("pullback", "{}"))
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
-        header = json.loads(metadata.get("pullback", "{}"))
-        if header.get("estimator") != cls.__name__:
-            raise ValueError(
-                f"{path} holds {header.get('estimator', 'no estimator of pullback')}, not {cls.__name__}. Use its own "
-                "load."
-            )
-        missing = set(header["objects"]) - params.keys()
+        found = header.get("estimator", "no estimator of pullback")
+        if found != cls.__name__:
+            raise ValueError(f"{path} holds {found}, not {cls.__name__}. Use its own load.")
+        missing = sorted(set(header["objects"]) - params.keys())
         if missing:
-            given = ", ".join(f"{name}=…" for name in sorted(missing))
-            raise ValueError(
-                f"Objects are not stored: {', '.join(sorted(missing))}. Give them again: {cls.__name__}.load(path, "
-                f"{given})."
-            )
+            again = f"{cls.__name__}.load(path, {', '.join(f'{name}=…' for name in missing)})"
+            raise ValueError(f"Objects are not stored: {', '.join(missing)}. Give them again: {again}.")
         estimator = cls(**{**header["params"], **params})
         for name, value in tensors.items():
             setattr(estimator, name, value.numpy() if name in header["numpy"] else value)
@@ -98,11 +87,7 @@ class Estimator(BaseEstimator, abc.ABC):
         return Paths(metric, getattr(self, "init", None), getattr(self, "solver", None), rtol or DEFAULT_RTOL)
 
     def _codes(self, X: Any, *, reset: bool = False, **checks: Any) -> Tensor:
-        """Checks codes ``(n, d)`` as scikit-learn does, and returns them as a tensor; `reset` when fitting.
-
-        They get the precision and the device of the metric's decoder. Where these cannot be told, and in flat space,
-        tensors and single or double precision arrays keep theirs, and everything else becomes double.
-        """
+        """Codes ``(n, d)``, checked as scikit-learn does, as a tensor of the decoder's kind; `reset` when fitting."""
         if not reset:
             check_is_fitted(self)
         check_options(**{name: value for name, value in self.get_params(deep=False).items() if name in _POSITIVE})
@@ -122,14 +107,8 @@ def like(value: Tensor, X: Any) -> Any:
     return value if isinstance(X, Tensor) else value.detach().cpu().numpy()
 
 
-def _is_numeric(value: Any) -> bool:
-    return isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "fiub")
-
-
 def _plain(name: str, value: Any) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if not isinstance(value, _PLAIN):
         raise TypeError(f"The attribute {name} is a {type(value).__name__}, which cannot be written to a file.")

@@ -1,11 +1,8 @@
 r"""The Fréchet mean: the point with the least sum of squared distances to given points.
 
-.. math:: \mu = \arg\min_z F(z), \qquad F(z) = \sum_i w_i\, d^2(z, z_i), \qquad \nabla F(z) = -2 M(z) \sum_i w_i
-          \mathrm{Log}_z(z_i).
-
-At the mean the logarithms balance, :math:`\sum_i w_i \mathrm{Log}_\mu(z_i) = 0` (Karcher 1977; Pennec 2006). Mean and
-paths are solved for together (`_stars.py`), so the iteration is Newton's: it needs a few steps also where the
-curvature is strong, and the paths of one step start the next.
+At the mean the logarithms balance, :math:`\sum_i w_i \mathrm{Log}_\mu(z_i) = 0`, since :math:`-2 M(z) \sum_i w_i
+\mathrm{Log}_z(z_i)` is the gradient of the sum (Karcher 1977; Pennec 2006). Mean and paths are solved for together
+(`_stars.py`): Newton's iteration needs a few steps also where the curvature is strong.
 """
 
 from __future__ import annotations
@@ -36,8 +33,7 @@ _FIRST_RTOL = 1e-2
 _FAR = 0.2
 # Residual at which the paths are resolved as well as `rtol` asks: coarse ones find the way to there. A choice.
 _NEAR = 3e-3
-# Points whose mean is where that of more than twice as many is begun, and the residual up to which it is sought: their
-# means differ by more. Choices.
+# Points whose mean begins that of over twice as many, sought up to this residual, as means differ by more. Choices.
 _FEW, _ROUGHLY = 50, 3e-2
 # Share of `rtol` that is aimed at where the residual is still above it.
 _LAST = 0.1
@@ -57,10 +53,9 @@ class FrechetMean:
         mean: the point, ``(d,)``.
         variance: :math:`\sum_i w_i d^2(\mu, z_i)` with weights that sum to one; infinite if no path was found.
         distances: of the points from the mean, ``(n,)``.
-        logarithms: :math:`\mathrm{Log}_\mu(z_i)`, shape ``(n, d)``; NaN, as the distance, for points that no path
-            reaches and for those of weight zero.
-        residual: the length of :math:`\sum_i w_i \mathrm{Log}_\mu(z_i)` relative to the standard deviation: 0 at a
-            mean.
+        logarithms: :math:`\mathrm{Log}_\mu(z_i)`, ``(n, d)``; NaN, as the distance, where no path leads or the weight
+            is zero.
+        residual: the length of :math:`\sum_i w_i \mathrm{Log}_\mu(z_i)` over the standard deviation: 0 at a mean.
         error: what the errors of the logarithms may contribute to `residual`.
         converged: whether the logarithms balance, as far as they are known, and every path was found.
         message: the same as a sentence.
@@ -98,13 +93,11 @@ def frechet_mean(
     rtol: float = 1e-6,
     max_steps: int = 50,
 ) -> FrechetMean:
-    r"""The Fréchet mean :math:`\arg\min_z \sum_i w_i d^2(z, z_i)` of points, by Newton's method on the mean and all
-    paths.
+    r"""The Fréchet mean :math:`\arg\min_z \sum_i w_i d^2(z, z_i)`, by Newton's method on the mean and all paths.
 
     A local minimum: unique if the points lie in a ball of less than a quarter of a closed geodesic where the curvature
-    is positive (Karcher 1977), and always where it is not. Points that no path reaches are left out of the sum, and
-    the message says so. For decoders with kinks (rectified units) the iteration ends where they allow no more, and
-    `FrechetMean.error` says where that is.
+    is positive (Karcher 1977), and always where it is not. Points that no path reaches are left out, and the message
+    says so. For decoders with kinks (rectified units) it ends where they allow no more: `FrechetMean.error` says where.
 
     Args:
         metric: the geometry.
@@ -132,7 +125,7 @@ def frechet_mean(
     paths = Paths(metric, init, solver, _FIRST_RTOL)
     if init_mean is None and len(some) > 2 * _FEW:
         few = torch.linspace(0, len(some) - 1, _FEW, device=some.device).long()
-        mean = _approach(paths, some[few], share[few], mean.detach(), max_steps).centers[0]
+        mean = _approach(paths, some[few], share[few], mean.detach(), max_steps, _ROUGHLY).centers[0]
     found = _approach(paths, some, share, mean.detach(), max_steps, max(rtol, _NEAR))
     found.refine(rtol, max_steps)
     found.descend(rtol if found.residual <= rtol else _LAST * rtol, max_steps)
@@ -147,16 +140,14 @@ def frechet_mean(
         distances=distances,
         logarithms=logarithms,
         residual=float(found.residual),
-        error=float(found.noise),
+        error=float(found.noise(found.expansion.error)),
         converged=message.startswith("converged"),
         message=message,
         num_steps=found.num_steps,
     )
 
 
-def _approach(
-    paths: Paths, points: Tensor, share: Tensor, mean: Tensor, max_steps: int, rtol: float = _ROUGHLY
-) -> Balance:
+def _approach(paths: Paths, points: Tensor, share: Tensor, mean: Tensor, max_steps: int, rtol: float) -> Balance:
     """The mean with coarse paths, solved anew where the mean moved far."""
     labels = torch.zeros(len(points), dtype=torch.long, device=points.device)
     found = Balance.of(paths, star(paths, mean.expand_as(points), points), labels, share, mean[None])
@@ -170,15 +161,14 @@ def _approach(
 
 def _freshen(paths: Paths, found: Balance, points: Tensor, last: Tensor) -> bool:
     """Solves paths anew if the mean moved far since, or moves no more; whether better ones took the place of some."""
-    rows = (found.share > 0).nonzero()[:, 0]
-    gap = found.centers[0] - last
-    far = bool(gap @ paths.tensor(last) @ gap > _FAR**2 * found.variance[0])
-    if not (far or bool(found.stuck)) or not len(rows) or paths.is_flat:
+    rows, gap, stuck = (found.share > 0).nonzero()[:, 0], found.centers[0] - last, bool(found.stuck)
+    far = gap @ paths.tensor(last) @ gap > _FAR**2 * found.variance[0]
+    if not (far or stuck) or not len(rows) or paths.is_flat:
         return False
     fresh = star(paths, found.centers.expand(len(rows), -1), points[rows])
     before = found.expansion.energy[rows]
     better = fresh.energy() < (1 - _OTHER_VALLEY) * before
-    better |= (found.expansion.inner[rows].abs() > _OTHER_VALLEY * before) & bool(found.stuck)
+    better |= (found.expansion.inner[rows].abs() > _OTHER_VALLEY * before) & stuck
     if not better.any():
         return False
     again = rows[better]
@@ -187,10 +177,7 @@ def _freshen(paths: Paths, found: Balance, points: Tensor, last: Tensor) -> bool
 
 
 def _first_mean(metric: Metric, points: Tensor, share: Tensor) -> Tensor:
-    """The flat mean or the point nearest to it, whichever has the smaller energy of straight lines to the points.
-
-    The flat mean is mostly the better start, but may lie off the data.
-    """
+    """The flat mean or the point nearest to it, whichever has the smaller energy of straight lines to the points."""
     finite = points.isfinite().all(-1)
     points, share = points[finite], share[finite] / share[finite].sum()
     middle = share @ points
@@ -204,7 +191,7 @@ def _first_mean(metric: Metric, points: Tensor, share: Tensor) -> Tensor:
 
 def _message(found: Balance, rtol: float, max_steps: int) -> str:
     failed = int((~found.star.converged | (found.share == 0)).sum())
-    residual, noise = float(found.residual), float(found.noise)
+    residual, noise = float(found.residual), float(found.noise(found.expansion.error))
     if failed:
         return (
             f"{failed} of {len(found.labels)} paths from the mean did not converge; see pullback.geodesic at the mean "
@@ -232,11 +219,9 @@ def _message(found: Balance, rtol: float, max_steps: int) -> str:
 
 
 def _given_mean(mean: Tensor | Array, points: Tensor) -> Tensor:
-    mean = as_codes(mean, points)
-    if mean.shape != points.shape[1:] or not mean.isfinite().all():
-        raise ValueError(
-            f"init_mean must be one finite code of {points.shape[1]} dimensions; got shape {tuple(mean.shape)}."
-        )
+    mean, d = as_codes(mean, points), points.shape[1]
+    if mean.shape != (d,) or not mean.isfinite().all():
+        raise ValueError(f"init_mean must be one finite code of {d} dimensions; got shape {tuple(mean.shape)}.")
     return mean
 
 

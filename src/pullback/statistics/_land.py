@@ -6,9 +6,8 @@ Arvanitidis, Hansen and Hauberg, *A locally adaptive normal distribution* (NeurI
 .. math:: p(z) = \frac{1}{C(\mu, \Gamma)} \exp\bigl(-\tfrac12\, \mathrm{Log}_\mu(z)^\top\, \Gamma\,
           \mathrm{Log}_\mu(z)\bigr)\, \exp\bigl(-\tfrac12 (z - m)^\top \Lambda\, (z - m)\bigr) ,
 
-the papers' without the second factor: a Gaussian in the distances of the metric, with respect to one of two base
-measures: dz, or the Riemannian volume :math:`\sqrt{\det M(z)}\, dz` as in these papers. How it is normalized is told in
-`_normalization.py`, how it is fitted in `_land_fit.py`.
+the papers' without the second factor, with respect to dz or, as in these papers, to the Riemannian volume. How it is
+normalized is told in `_normalization.py`, how it is fitted in `_land_fit.py`.
 """
 
 from __future__ import annotations
@@ -76,8 +75,7 @@ class LAND(DensityMixin, Estimator):
             that of any other tool, which predicts held-out codes best. It needs distances that grow without end: where
             a decoder becomes constant away from the data (`pullback.Reweighted`), the integral over dz is infinite.
             ``"volume"``, the Riemannian volume :math:`\sqrt{\det M}\, dz`: a property of the geometry, the same in
-            whatever coordinates. The walls that `pullback.Extrapolated` puts around the data have a large volume, and
-            get much of the mass.
+            whatever coordinates. The walls of `pullback.Extrapolated` have a large volume, and get much of the mass.
         gaussian_factor: whether components have the factor :math:`\exp(-\tfrac12 (z - m)^\top \Lambda (z - m))`. False
             for the LAND of the paper.
         tol: the fit stops when the mean log-likelihood of a code rises by less.
@@ -85,19 +83,15 @@ class LAND(DensityMixin, Estimator):
         num_points: points that the normalization constants are estimated with while fitting, by default 512, or 16 d²;
             up to eight times as many in the end, until their standard error is below 0.01.
         reg_covar: added to the diagonal of the second moments of the logarithms.
-        init_means: means ``(K, d)`` to start from, those of a fit under a cheaper metric for instance; None for
-            geodesic k-medoids.
-        init: where the search for shortest paths starts: a `Lattice` or `CodeGraph`. By default a lattice over the
-            codes in up to three dimensions.
-        solver: of shortest paths. The default, coarser than that of `pullback.geodesic`, aims at two digits, and
-            paths are then solved again.
+        init_means: means ``(K, d)`` to start from, as of a fit under a cheaper metric; None for geodesic k-medoids.
+        init: where shortest paths start: a `Lattice` or `CodeGraph`; by default a lattice in up to three dimensions.
+        solver: of shortest paths. The default, a coarse one, aims at two digits, and paths are then solved again.
         random_state: of the initial means, of the points above, and of `sample`.
 
     Attributes:
         weights_: ``(K,)``.
         means_: ``(K, d)``.
-        precisions_: :math:`\Gamma_k`, ``(K, d, d)``, in the coordinates of the tangents at the means; `covariances_`
-            are their inverses.
+        precisions_: :math:`\Gamma_k`, ``(K, d, d)``, in coordinates of tangents; `covariances_` are their inverses.
         factor_means_: m of the Gaussian factors, ``(K, d)``.
         factor_precisions_: their :math:`\Lambda`, ``(K, d, d)``, zero if there are none.
         log_normalizers_: :math:`\log C(\mu_k, \Gamma_k)`, ``(K,)``.
@@ -134,11 +128,9 @@ class LAND(DensityMixin, Estimator):
     def fit(self, X: Array, y: Any = None) -> Self:
         """Fits the mixture to codes ``(n, d)`` by expectation maximization."""
         given = self._codes(X, reset=True, ensure_min_samples=2)
-        codes = given.double()
-        if not 1 <= self.n_components <= len(codes):
-            raise ValueError(
-                f"n_components is {self.n_components}; with {len(codes)} codes choose from 1 to that many."
-            )
+        codes, K = given.double(), self.n_components
+        if not 1 <= K <= len(codes):
+            raise ValueError(f"n_components is {K}; with {len(codes)} codes choose from 1 to that many.")
         if self.base_measure not in get_args(BaseMeasure):
             raise ValueError(f"base_measure is {self.base_measure!r}; choose 'volume' or 'lebesgue'.")
         source = as_generator(self.random_state, codes.device)
@@ -163,31 +155,29 @@ class LAND(DensityMixin, Estimator):
         return self
 
     def _known_paths(self, refresh: bool = False) -> Paths:
-        """How paths are found: with a lattice over the codes in up to three dimensions, in the precision of the codes.
-
-        In more of them a graph would make paths twice as expensive and no shorter (100 paths of a VAE with d = 8).
-        """
+        """How paths are found, in the precision of the codes."""
         if refresh or not hasattr(self, "_cached_paths"):
             codes = torch.as_tensor(self.codes_)
             solver = _COARSE if self.solver is None else self.solver
             paths = Paths(self._paths().metric, self.init, solver, dtype=codes.dtype)
+            # in more than three dimensions a graph would make paths twice as expensive and no shorter (100 paths of a
+            # VAE with d = 8)
             self._cached_paths = paths.on(codes) if codes.shape[1] <= FEW_DIMENSIONS else paths
         return self._cached_paths
 
     @progress("LAND")
     def score_samples(self, X: Array, *, lebesgue: bool | None = None) -> Any:
-        r"""Log-densities ``(n,)`` with respect to `base_measure`; with ``lebesgue=True`` to dz, with False to the
-        volume.
+        r"""Log-densities ``(n,)`` with respect to `base_measure`; with ``lebesgue=True`` to dz, False to the volume.
 
         The first is the second plus :math:`\tfrac12 \log\det M`, whichever of the two the components are normalized by.
         """
         z = self._codes(X)
-        own = self.base_measure == "lebesgue"
+        lebesgue = self.base_measure == "lebesgue" if lebesgue is None else lebesgue
         with torch.no_grad():
             base = self._log_base(z.double())
             # there is no density where there is no metric
             value = torch.where(base == -torch.inf, base, self._log_joint(z.double()).logsumexp(1) + base)
-            if lebesgue is False or not (own or lebesgue):
+            if not lebesgue:
                 volume = self._known_paths().log_volume(z.double())
                 value = torch.where(value == -torch.inf, value, value - volume)
         return like(value.to(z.dtype), X)
@@ -212,10 +202,19 @@ class LAND(DensityMixin, Estimator):
         check_is_fitted(self)
         if n_samples < 1:
             raise ValueError(f"n_samples is {n_samples}; ask for at least one.")
-        source = as_generator(self.random_state)
-        z, joint = self._rejected(n_samples, source)
-        label = torch.multinomial(joint.softmax(1), 1, generator=source)[:, 0]
-        return like(z, self.means_), like(label, self.means_)
+        source, proposal = as_generator(self.random_state), Proposal.fit(torch.as_tensor(self.points_).double())
+        peak, d = -torch.inf, proposal.centers.shape[1]
+        kept = torch.empty(0, d + self.n_components + 1).to(proposal.centers)
+        while len(kept) < n_samples:
+            z = proposal.draw(max(64, 2 * n_samples), int(torch.randint(2**20, (1,), generator=source)))
+            joint = self._log_joint(z)
+            ratio = joint.logsumexp(1) + self._log_base(z) - proposal.log_density(z)
+            level = ratio - torch.rand(len(z), dtype=z.dtype, generator=source).log().to(z.device)
+            kept, peak = torch.cat([kept, torch.cat([z, joint, level[:, None]], 1)]), max(peak, float(ratio.max()))
+            # the bound on the ratio rises, and with it what is rejected
+            kept = kept[kept[:, -1] > peak]
+        label = torch.multinomial(kept[:n_samples, d:-1].softmax(1), 1, generator=source)[:, 0]
+        return like(kept[:n_samples, :d], self.means_), like(label, self.means_)
 
     def _first_means(self, paths: Paths, codes: Tensor, source: torch.Generator) -> Tensor:
         if self.init_means is None:
@@ -227,9 +226,10 @@ class LAND(DensityMixin, Estimator):
 
     def _finish(self, problem: Problem, found: Fit, num: int, seed: int, X: Array) -> None:
         """Sets the attributes; normalization constants are computed once more, with new points, where the mass is."""
-        known, totals = _where_the_mass_is(problem, found, self._log_base, seed), []
-        for k, (c, some) in enumerate(zip(found.components, known, strict=True)):
-            totals.append(_normalizer(problem.paths, self._log_base, c, some, num, seed + (k + 1) * _FRESH))
+        known, totals, kernels = [], [], -(-_NUM_KERNELS // len(found.components))
+        for k, c in enumerate(found.components):
+            known.append(_known_radii(problem, c, self._log_base, kernels, seed + 1 + k * NUM_REPLICATES))
+            totals.append(_normalizer(problem.paths, self._log_base, c, known[-1], num, seed + (k + 1) * _FRESH))
         precisions = torch.stack([c.precision for c in found.components])
         self.weights_ = like(found.weights, X)
         self.factor_means_ = like(torch.stack([c.factor.mean for c in found.components]), X)
@@ -253,20 +253,6 @@ class LAND(DensityMixin, Estimator):
         ]
         return torch.stack(joint, 1) + torch.as_tensor(self.weights_).to(z).log()
 
-    def _rejected(self, n: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Codes and their joint log-densities, by rejection from kernels at `points_`, with a bound that rises."""
-        proposal = Proposal.fit(torch.as_tensor(self.points_).double())
-        kept = torch.empty(0, proposal.centers.shape[1] + self.n_components + 1).to(proposal.centers)
-        peak, d = -torch.inf, proposal.centers.shape[1]
-        while len(kept) < n:
-            z = proposal.draw(max(64, 2 * n), int(torch.randint(2**20, (1,), generator=source)))
-            joint = self._log_joint(z)
-            ratio = joint.logsumexp(1) + self._log_base(z) - proposal.log_density(z)
-            level = ratio - torch.rand(len(z), dtype=z.dtype, generator=source).log().to(z.device)
-            kept, peak = torch.cat([kept, torch.cat([z, joint, level[:, None]], 1)]), max(peak, float(ratio.max()))
-            kept = kept[kept[:, -1] > peak]
-        return kept[:n, :d], kept[:n, d:-1]
-
 
 def _normalizer(
     paths: Paths, base: LogBase, component: Component, known: KnownRadii, num: int, seed: int
@@ -277,30 +263,21 @@ def _normalizer(
         return value, torch.zeros_like(value)
 
     def radii(z: Tensor) -> Tensor:
-        return _radius(View.of(paths, component.mean, z).v, component.precision)
+        return quadratic(View.of(paths, component.mean, z).v, component.precision).clamp_min(0).sqrt()
 
     return log_normalizer(component.factor.times(base), radii, known, num, seed)
 
 
-def _radius(v: Tensor, precision: Tensor) -> Tensor:
-    """The lengths of tangents under a precision."""
-    return quadratic(v, precision).clamp_min(0).sqrt()
-
-
-def _where_the_mass_is(problem: Problem, found: Fit, base: LogBase, seed: int) -> list[KnownRadii]:
-    """Points in proportion to each component's density: from the fit's sample, and from a finer one around those."""
-    num, known = -(-_NUM_KERNELS // len(found.components)), []
-    for k, c in enumerate(found.components):
-        z, v, points = torch.cat([problem.codes, c.sample.z]), c.view.v, draw(c.sample.z, c.mass, num)
-        # in more dimensions points are too sparse to guess anything between them
-        if problem.codes.shape[1] <= FEW_DIMENSIONS:
-            tilted = c.factor.times(base)
-            finer = importance_sample(tilted, points, 2 * len(c.sample.z), seed + 1 + k * NUM_REPLICATES, adapted=True)
-            cloud = Cloud(View.of(problem.paths, c.mean, finer.z).v, finer.log_weight)
-            points = torch.cat([points, draw(finer.z, cloud.log_terms(c.precision).softmax(0), num)])
-            z, v = torch.cat([z, finer.z]), torch.cat([v, cloud.v])
-        known.append(KnownRadii(points, z, _radius(v, c.precision)))
-    return known
+def _known_radii(problem: Problem, c: Component, base: LogBase, num: int, seed: int) -> KnownRadii:
+    """Points in proportion to a component's density: from the fit's sample, and from a finer one around those."""
+    z, v, points = torch.cat([problem.codes, c.sample.z]), c.view.v, draw(c.sample.z, c.mass, num)
+    # in more dimensions points are too sparse to guess anything between them
+    if problem.codes.shape[1] <= FEW_DIMENSIONS:
+        finer = importance_sample(c.factor.times(base), points, 2 * len(c.sample.z), seed, adapted=True)
+        cloud = Cloud(View.of(problem.paths, c.mean, finer.z).v, finer.log_weight)
+        points = torch.cat([points, draw(finer.z, cloud.log_terms(c.precision).softmax(0), num)])
+        z, v = torch.cat([z, finer.z]), torch.cat([v, cloud.v])
+    return KnownRadii(points, z, quadratic(v, c.precision).clamp_min(0).sqrt())
 
 
 def _far_share(problem: Problem, base: LogBase, component: Component, seed: int) -> float:

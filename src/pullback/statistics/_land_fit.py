@@ -6,16 +6,11 @@ its part of the likelihood, with codes weighted by responsibility,
 .. math:: \phi(\mu, \Gamma) = \tfrac12 \sum_n r_n \mathrm{Log}_\mu(x_n)^\top \Gamma\, \mathrm{Log}_\mu(x_n) + \log
           C(\mu, \Gamma).
 
-For a given mean the best precision is found at once (`Family`), so the descent is in the mean alone. Its
-direction is first that of Arvanitidis et al. (2016), the mean logarithm of the data less that of the density,
-:math:`\sum_n r_n \mathrm{Log}_\mu(x_n) - \mathbb{E}_{\mu,\Gamma}[\mathrm{Log}_\mu(z)]`, which takes
+For a given mean the best precision, and Gaussian factor, is found at once (`_normalization.py`), so the descent is in
+the mean alone. Its direction is first that of Arvanitidis et al. (2016), the mean logarithm of the data less that of
+the density, :math:`\sum_n r_n \mathrm{Log}_\mu(x_n) - \mathbb{E}_{\mu,\Gamma}[\mathrm{Log}_\mu(z)]`, which takes
 :math:`D_\mu \mathrm{Log}_\mu = -1`: a whole step is Newton's where space is flat. Elsewhere it vanishes near the
-minimum, not at it. So when it helps no more, :math:`D_\mu \mathrm{Log}_\mu` is computed, from the Hessians of the
-squared distances or by differences, and the steps become those of a quasi-Newton method. All are judged by
-:math:`\phi` itself, and shortened where that did not fall.
-
-A Gaussian factor of the coordinates, if there is one, is found together with the precision; for the mean it is part of
-the base measure.
+minimum, not at it. So when it helps no more, :math:`D_\mu \mathrm{Log}_\mu` is computed, for quasi-Newton steps.
 """
 
 from __future__ import annotations
@@ -92,28 +87,26 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What stays the same during a fit: how paths are found, codes ``(n, d)``, what is added to second moments, and
-    whether components have a Gaussian factor."""
+    """What stays the same during a fit."""
 
     paths: Paths
-    codes: Tensor
-    reg_covar: float = 1e-6
-    gaussian_factor: bool = False
+    codes: Tensor  # (n, d)
+    reg_covar: float = 1e-6  # added to second moments
+    gaussian_factor: bool = False  # whether components have one
 
 
 @dataclass(frozen=True, eq=False)
 class Component:
-    """One normal density: mean, precision, Gaussian factor, log C, the sample it is normalized with, and the logarithms
-    of the codes and the sample at its mean. The factor is part of the weights of the cloud."""
+    """One normal density."""
 
     mean: Tensor
     precision: Tensor
     factor: Factor
     log_normalizer: Tensor
-    sample: Sample
-    v: Tensor
-    cloud: Cloud
-    view: View
+    sample: Sample  # that it is normalized with
+    v: Tensor  # logarithms of the codes at the mean
+    cloud: Cloud  # those of the sample; the factor is part of its weights
+    view: View  # of codes and sample
 
     @property
     def mass(self) -> Tensor:
@@ -124,66 +117,55 @@ class Component:
         """Of the codes, with respect to the base measure."""
         return self.factor.log(codes) - 0.5 * quadratic(self.v, self.precision) - self.log_normalizer
 
-    def contains(self, z: Tensor) -> bool:
-        """Whether a point lies where the sample does."""
-        return bool(((z >= self.sample.z.amin(0)) & (z <= self.sample.z.amax(0))).all())
-
     def cost(self, codes: Tensor, r: Tensor) -> float:
         return float(-(r @ self.log_density(codes)))
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Components, their weights ``(K,)``, and how the fit went: the mean log-likelihood after every step."""
+    """What `fit` found."""
 
     components: list[Component]
-    weights: Tensor
-    bounds: list[float]
+    weights: Tensor  # (K,)
+    bounds: list[float]  # the mean log-likelihood after every step
     converged: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """The gradient of the cost at a mean, and an estimate of its inverse Hessian; `seen` when that was measured."""
+    """The gradient of the cost at a mean, and an estimate of its inverse Hessian."""
 
     mean: Tensor
     gradient: Tensor
     inverse: Tensor
-    seen: bool = False
-
-    @property
-    def promise(self) -> float:
-        """What a whole step is expected to gain."""
-        return 0.5 * float(self.gradient @ self.inverse @ self.gradient)
+    seen: bool = False  # whether that was measured
 
 
 @dataclass(frozen=True, eq=False)
 class Pace:
-    """How a component moves: the share of the step that is tried next, the last exact slope (None before there is
-    one), whether that is still the slope at the mean, because the last attempt failed, and whether the component is at
-    rest."""
+    """How a component moves."""
 
-    step: float = 1.0
+    step: float = 1.0  # share of the step that is tried next
     exact: bool = False
-    slope: Slope | None = None
-    failed: bool = False
+    slope: Slope | None = None  # the last exact one
+    failed: bool = False  # the last attempt, so that `slope` is still that at the mean
     rests: bool = False
 
 
 def fit(problem: Problem, means: Tensor, samples: list[Sample], r: Tensor, *, tol: float, max_iter: int) -> Fit:
-    """Expectation maximization from means with samples and responsibilities ``(n, K)``, until the mean log-likelihood
-    rises by less than `tol`."""
+    """Expectation maximization from responsibilities ``(n, K)``, until the likelihood rises by less than `tol`."""
     components = [component_at(problem, m, _share(p), s) for m, p, s in zip(means, r.unbind(1), samples, strict=True)]
-    weights, paces = r.mean(0), [Pace(exact=problem.paths.is_flat)] * len(means)
-    bounds, done = [float(_log_joint(problem, components, weights).logsumexp(1).mean())], False
-    while not done and len(bounds) <= max_iter:
-        r = _log_joint(problem, components, weights).softmax(1)
+    paces, bounds, done = [Pace(exact=problem.paths.is_flat)] * len(means), [], False
+    while True:
         weights = r.mean(0)
+        joint = torch.stack([c.log_density(problem.codes) for c in components], 1) + weights.log()
+        bounds.append(float(joint.logsumexp(1).mean()))
+        done = all(pace.rests for pace in paces) and bounds[-1] - bounds[-2] < tol
+        if done or len(bounds) > max_iter:
+            return Fit(components, weights, bounds, done)
+        r = joint.softmax(1)
         moved = [_improve(problem, c, _share(r[:, k]), paces[k], tol) for k, c in enumerate(components)]
         components, paces = [c for c, _ in moved], [pace for _, pace in moved]
-        bounds.append(float(_log_joint(problem, components, weights).logsumexp(1).mean()))
-        done = all(pace.rests for pace in paces) and bounds[-1] - bounds[-2] < tol
-    return Fit(components, weights, bounds, done)
 
 
 def draw(points: Tensor, mass: Tensor, num: int) -> Tensor:
@@ -223,20 +205,23 @@ def _moment(component: Component, problem: Problem, r: Tensor) -> Tensor:
 def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol: float) -> tuple[Component, Pace]:
     """The component after one attempted step, and how to go on."""
     component = _with_precision(component, problem, r)
-    slope, direction = pace.slope, r @ component.v - component.cloud.mean(component.precision)
+    slope, direction = pace.slope, r @ component.v - component.mass @ component.cloud.v
     if pace.exact and not problem.paths.is_flat:
         slope = slope if slope is not None and pace.failed else _slope(problem, component, r, slope)
-        if slope.seen and slope.promise < tol:
+        # what a whole step is expected to gain
+        if slope.seen and 0.5 * float(slope.gradient @ slope.inverse @ slope.gradient) < tol:
             return component, Pace(exact=True, slope=slope, failed=True, rests=True)
         direction = -slope.inverse @ slope.gradient
     size = float(quadratic(direction, component.precision).sqrt())
     if slope is None and pace.exact and 0.5 * size**2 < tol:
         return component, Pace(exact=True, rests=True)
     mean = component.mean + pace.step * min(1.0, _MAX_STEP / max(size, 1e-12)) * direction
-    moved = component_at(problem, mean, r, component.sample, component.view) if component.contains(mean) else None
-    gain = -torch.inf if moved is None else component.cost(problem.codes, r) - moved.cost(problem.codes, r)
-    if moved is not None and gain > 0:
-        return moved, Pace(min(1.0, 2 * pace.step), pace.exact or gain < 10 * tol, slope)
+    z = component.sample.z
+    if ((mean >= z.amin(0)) & (mean <= z.amax(0))).all():
+        moved = component_at(problem, mean, r, component.sample, component.view)
+        gain = component.cost(problem.codes, r) - moved.cost(problem.codes, r)
+        if gain > 0:
+            return moved, Pace(min(1.0, 2 * pace.step), pace.exact or gain < 10 * tol, slope)
     if not pace.exact:
         return component, Pace(exact=True)
     small = pace.step / 4 < _MIN_STEP
@@ -244,22 +229,23 @@ def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol:
 
 
 def _slope(problem: Problem, component: Component, r: Tensor, last: Slope | None) -> Slope:
-    """The gradient of the cost.
-
-    The inverse of the second derivative is that of Gauss and Newton at first, then corrected by each change of the
-    gradient (BFGS).
-    """
-    precision, v, n = component.precision, component.view.v, len(component.v)
+    """The gradient of the cost, and an inverse Hessian: of Gauss and Newton at first, then corrected by BFGS."""
+    precision, v, n, p = component.precision, component.view.v, len(component.v), component.mass
     derivative = component.view.derivative(problem.paths, component.mean)
     derivative = _differences(problem, component, r) if derivative is None else derivative
     slopes = ((v @ precision)[:, None] @ derivative)[:, 0]
-    p = component.cloud.log_terms(precision).softmax(0)
     expected = p @ slopes[n:]
     gradient, centered = r @ slopes[:n] - expected, slopes[n:] - expected
-    if last is not None and not torch.equal(last.mean, component.mean):
-        return _corrected(last, component.mean, gradient)
-    hessian = centered.mT @ (p[:, None] * centered) + 1e-3 * precision
-    return Slope(component.mean, gradient, torch.linalg.inv(hessian))
+    if last is None or torch.equal(last.mean, component.mean):
+        hessian = centered.mT @ (p[:, None] * centered) + 1e-3 * precision
+        return Slope(component.mean, gradient, torch.linalg.inv(hessian))
+    s, y = component.mean - last.mean, gradient - last.gradient
+    bend = float(s @ y)
+    # where the cost curves down between both means, longer steps are tried
+    if bend <= 1e-3 * float(s @ torch.linalg.solve(last.inverse, s)):
+        return Slope(component.mean, gradient, 4 * last.inverse, last.seen)
+    left = torch.eye(len(s)).to(s) - torch.outer(s, y) / bend
+    return Slope(component.mean, gradient, left @ last.inverse @ left.mT + torch.outer(s, s) / bend, True)
 
 
 def _differences(problem: Problem, component: Component, r: Tensor) -> Tensor:
@@ -273,22 +259,8 @@ def _differences(problem: Problem, component: Component, r: Tensor) -> Tensor:
     return torch.linalg.solve(axes, torch.stack(changes).flatten(1)).reshape(len(axes), *points.shape).permute(1, 2, 0)
 
 
-def _corrected(last: Slope, mean: Tensor, gradient: Tensor) -> Slope:
-    """The slope at another mean; where the cost curves down between both, longer steps are tried."""
-    s, y = mean - last.mean, gradient - last.gradient
-    bend = float(s @ y)
-    if bend <= 1e-3 * float(s @ torch.linalg.solve(last.inverse, s)):
-        return Slope(mean, gradient, 4 * last.inverse, last.seen)
-    left = torch.eye(len(s)).to(s) - torch.outer(s, y) / bend
-    return Slope(mean, gradient, left @ last.inverse @ left.mT + torch.outer(s, s) / bend, True)
-
-
 def _share(r: Tensor) -> Tensor:
     return r / r.sum().clamp_min(torch.finfo(r.dtype).tiny)
-
-
-def _log_joint(problem: Problem, components: list[Component], weights: Tensor) -> Tensor:
-    return torch.stack([c.log_density(problem.codes) for c in components], 1) + weights.log()
 
 
 def nearest(paths: Paths, codes: Tensor, means: Tensor) -> Tensor:

@@ -17,8 +17,7 @@ _SUFFICIENT = 1e-4
 _LONGEST, _FAR = 0.5, 0.1
 # Halvings of a step before the mean counts as found as well as it can be.
 _HALVINGS = 8
-# Decrease that paths promise by themselves, relative to the variance, from which on they are to be solved anew: a
-# choice.
+# Decrease that paths promise by themselves, relative to the variance, from which on they are solved anew: a choice.
 _LOST = 0.15
 # Error of the energy of a path over the error of its slope, which is that of `_stars.py`.
 _ENERGY = 0.01
@@ -30,8 +29,7 @@ _FEW_LEFT = 10.0
 # Estimated errors of logarithms may be larger than `rtol` by this factor: in elements that resolve a path, nine in ten
 # are at most a twentieth of their estimate (30 codes each of three trained decoders, d = 8 and 16).
 _CAREFUL = 8.0
-# Error of the mean logarithm, in standard deviations, up to which a mean counts as found: what rectified decoders
-# allow.
+# Error of the mean logarithm, in standard deviations, up to which a mean is found: what rectified decoders allow.
 ACCEPT = 1e-2
 # Share of `rtol` below which what is left of the residual is nothing.
 _ENOUGH = 0.5
@@ -43,29 +41,17 @@ _MAX_REFINEMENTS = 4
 
 @dataclass(eq=False)
 class Balance:
-    """Stars whose centers move to the means of their clusters.
-
-    Attributes:
-        paths: how paths are found.
-        star: one path per code.
-        labels: the cluster of each code, ``(n,)``.
-        share: the weight of each code in its cluster, ``(n,)``, where weights sum to one.
-        centers: ``(k, d)``.
-        expansion: of the star as it is.
-        num_steps: times that all paths were expanded.
-        stuck: clusters whose variance no step lowers, ``(k,)``.
-        kinked: paths that cannot be known better, ``(n,)``.
-    """
+    """Stars whose centers move to the means of their clusters."""
 
     paths: Paths
-    star: Star
-    labels: Tensor
-    share: Tensor
-    centers: Tensor
-    expansion: Expansion
-    num_steps: int
-    stuck: Tensor
-    kinked: Tensor
+    star: Star  # one path per code
+    labels: Tensor  # the cluster of each code, (n,)
+    share: Tensor  # the weight of each code in its cluster, (n,), where weights sum to one
+    centers: Tensor  # (k, d)
+    expansion: Expansion  # of the star as it is
+    num_steps: int  # times that all paths were expanded
+    stuck: Tensor  # clusters whose variance no step lowers, (k,)
+    kinked: Tensor  # paths that cannot be known better, (n,)
 
     @classmethod
     def of(
@@ -93,32 +79,21 @@ class Balance:
         square = _quadratic(filtered_inverse(self.paths.tensor(self.centers)), momentum)
         return _ratio(square.clamp_min(0).sqrt(), self.variance.sqrt())
 
-    @property
-    def noise(self) -> Tensor:
-        """What the errors of the logarithms may contribute to the residual, ``(k,)``."""
-        return self._noise(self.expansion.error)
-
-    def _noise(self, error: Tensor) -> Tensor:
-        return _ratio(self._sum((self.share * self._lengths(error)).square()).sqrt(), self.variance.sqrt())
+    def noise(self, error: Tensor) -> Tensor:
+        """What relative errors ``(n,)`` of the logarithms may contribute to the residual, ``(k,)``."""
+        return _ratio(self._sum(self._lengths(error).square()).sqrt(), self.variance.sqrt())
 
     @property
     def mostly_kinked(self) -> bool:
         """Whether second derivatives say little: most paths cross kinks of the decoder."""
         return bool(self.kinked.double().mean() > 0.5)
 
-    def rests(self, rtol: float) -> bool:
-        """Whether the residuals are below `rtol`, or no step helps."""
-        return not self._moving(rtol).any()
-
     def descend(self, rtol: float, max_steps: int) -> None:
-        """Takes steps until the decrease still promised is a share ``rtol**2`` of the variance in all clusters.
-
-        Where the decoder has kinks, it ends where the error of the energy is larger.
-        """
+        """Takes steps until all promise a decrease below a share ``rtol**2`` of the variance, or below its error."""
         while self.num_steps < max_steps:
             # paths that promise so much have lost their geodesics
             self.stuck |= self._mean(self.expansion.inner) > _LOST * self.variance
-            moving = self._moving(rtol)
+            moving = self.moving(rtol)
             if not moving.any():
                 break
             if self._is_near(min(_LAST, (_FEW_LEFT * rtol) ** 2)):
@@ -151,10 +126,10 @@ class Balance:
         star, error, kinked = self.star, self.expansion.error, self.kinked
         limit = _CAREFUL * rtol * (self.variance / self._sum(torch.ones_like(self.share))).sqrt()
         for _ in range(_MAX_REFINEMENTS):
-            noise = self._noise(error)[self.labels]
-            rows = (self.share * self._lengths(error) > limit[self.labels]) & (noise > _CAREFUL * rtol)
+            noise = self.noise(error)[self.labels]
+            rows = (self._lengths(error) > limit[self.labels]) & (noise > _CAREFUL * rtol)
             rows &= ~kinked | (noise > ACCEPT)
-            finer = star.refined(rows.nonzero()[:, 0]) if rows.any() else None
+            finer = star.refined(rows)
             if finer is None:
                 break
             star, error, kinked = finer, finer.errors(), finer.kinked()
@@ -180,7 +155,7 @@ class Balance:
         step = -(vectors @ ((vectors.mT @ slope[..., None]) / size[..., None]))[..., 0]
         return step, self._mean(self.expansion.inner) - 0.5 * (slope * step).sum(-1)
 
-    def _moving(self, rtol: float) -> Tensor:
+    def moving(self, rtol: float) -> Tensor:
         """The clusters that have something left to gain, ``(k,)``."""
         rtol = max(rtol, 4 * torch.finfo(self.centers.dtype).eps ** 0.5)
         floor = self.mostly_kinked * _ENERGY * self._mean(self.kinked * self.expansion.error * self.expansion.energy)
@@ -190,39 +165,33 @@ class Balance:
         return self._newton()[1]
 
     def _take(self, step: Tensor, promise: Tensor, moving: Tensor, rtol: float) -> None:
-        """One step of the moving clusters, shortened where the variance does not fall.
-
-        Centers and paths that have next to nothing left to gain stay, so that they need not be expanded again.
-        """
-        before, M = self.variance, self.paths.tensor(self.centers)
-        enough = (_ENOUGH * rtol) ** 2
+        """One step of the moving clusters, shortened where the variance does not fall."""
+        before, enough = self.variance, (_ENOUGH * rtol) ** 2
+        # centers and paths that have next to nothing left to gain stay, so that they need not be expanded again
         stays = promise - self._mean(self.expansion.inner) <= enough * before
         step = torch.where(stays[:, None], 0, step)
         settled = (stays | ~moving)[self.labels] & (self.expansion.inner <= enough * self.expansion.energy)
-        size = _quadratic(M, step).clamp_min(0).sqrt()
+        size = _quadratic(self.paths.tensor(self.centers), step).clamp_min(0).sqrt()
         length = moving * (_LONGEST * before.sqrt() / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(1.0)
-        eps, good = 64 * torch.finfo(step.dtype).eps, torch.ones_like(moving)
-        for _ in range(_HALVINGS):
+        # a step of length zero is always good, so the loop ends with a trial that is
+        for shorter in [0.5] * (_HALVINGS - 1) + [0.0, 0.0]:
             reach = self._along(length[:, None] * step, length * size)
             trial = self.star.moved(reach[self.labels], torch.where(settled, 0, length[self.labels]))
             energy = self._mean(self._plausible(trial.energy(), (length * size)[self.labels]))
-            good = (energy <= before * (1 + eps) - _SUFFICIENT * length * promise) | (length == 0)
+            most = before * (1 + 64 * torch.finfo(step.dtype).eps) - _SUFFICIENT * length * promise
+            good = (energy <= most) | (length == 0)
             if good.all():
                 break
-            length = torch.where(good, length, 0.5 * length)
-        else:
-            self.stuck |= ~good
-            length = torch.where(good, length, 0)
-            reach = self._along(length[:, None] * step, length * size)
-            trial = self.star.moved(reach[self.labels], torch.where(settled, 0, length[self.labels]))
+            length = torch.where(good, length, shorter * length.nan_to_num())
+        self.stuck |= moving & (length == 0)
         self._replace(trial, self._is_near(_LAST))
 
     def _along(self, step: Tensor, size: Tensor) -> Tensor:
         """Where geodesics with such velocities lead, as differences: long straight steps would leave the domain."""
-        far = size > _FAR * self.variance.sqrt()
-        step = step.clone()
+        far, step = size > _FAR * self.variance.sqrt(), step.clone()
         if far.any():
-            step[far] = self.paths.walk(self.centers[far], step[far]) - self.centers[far]
+            end = self.paths.exponentials(self.centers[far], step[far])
+            step[far] = torch.where(end.isfinite().all(-1, keepdim=True), end - self.centers[far], step[far])
         return step
 
     def _plausible(self, energy: Tensor, size: Tensor) -> Tensor:
@@ -241,13 +210,12 @@ class Balance:
         return bool(least < promise <= _NEAR) and not self.mostly_kinked
 
     def _lengths(self, error: Tensor) -> Tensor:
-        """Relative errors of the logarithms as absolute ones, zero where there is no path."""
+        """Relative errors of the logarithms as absolute ones of the mean, zero where there is no path."""
         error = error.clamp_max(1.0) * self.expansion.energy.clamp_min(0).sqrt()
-        return torch.where(self.share > 0, error, 0)
+        return self.share * torch.where(self.share > 0, error, 0)
 
     def _sum(self, values: Tensor) -> Tensor:
-        whole = torch.zeros(len(self.centers), *values.shape[1:]).to(values)
-        return whole.index_add(0, self.labels, values)
+        return torch.zeros(len(self.centers), *values.shape[1:]).to(values).index_add(0, self.labels, values)
 
     def _mean(self, values: Tensor) -> Tensor:
         share = self.share.reshape(-1, *[1] * (values.ndim - 1))

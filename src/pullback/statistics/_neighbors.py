@@ -1,8 +1,4 @@
-r"""Nearest neighbors and kernel densities under a metric.
-
-Both compare a code with all codes of the data, and most of these are far away. Lower bounds on the distance that need
-no path tell which (`pullback._geometry.pairwise.bounds`); without a Euclidean embedding every pair is solved.
-"""
+r"""Nearest neighbors and kernel densities under a metric: lower bounds tell which pairs need no path."""
 
 from __future__ import annotations
 
@@ -77,43 +73,36 @@ class GeodesicNeighbors(Estimator):
             raise ValueError(
                 f"n_neighbors={num} must be between 1 and {most}, the number of codes that may be neighbors."
             )
-        best, index = self._nearest(queries, codes, num, own=X is None)
-        return (like(best, kind), like(index, kind)) if return_distance else like(index, kind)
-
-    def _nearest(self, queries: Tensor, codes: Tensor, num: int, *, own: bool) -> tuple[Tensor, Tensor]:
-        """Distances and indices; in flat space no path is solved."""
         if self.metric is None:
             self.n_solved_ = 0
             flat = torch.linalg.vector_norm(queries[:, None] - codes, dim=-1)
-            found = (flat.fill_diagonal_(torch.inf) if own else flat).sort(dim=1, stable=True)
-            return found.values[:, :num], found.indices[:, :num]
-        others = None if own else queries
-        options: dict[str, Any] = {"solver": self.solver, "init": self.init, "max_candidates": len(codes), "n_jobs": 1}
-        near = neighbors(self.metric, codes, num, queries=others, **options)
-        self.n_solved_ = near.num_solved
-        short = np.flatnonzero(np.diff(near.distances.indptr) < num)
-        if len(short):
-            raise ConvergenceError(
-                f"Code {short[0]} has fewer than {num} codes that a path reaches. Ask for fewer.", near
-            )
-        parts = (near.distances.data, near.distances.indices.astype(np.int64))
-        distance, index = (torch.from_numpy(part.reshape(-1, num)).to(queries.device) for part in parts)
-        return distance.to(queries), index
+            found = (flat.fill_diagonal_(torch.inf) if X is None else flat).sort(dim=1, stable=True)
+            distance, index = found.values[:, :num], found.indices[:, :num]
+        else:
+            others = None if X is None else queries
+            options: dict[str, Any] = {"solver": self.solver, "init": self.init, "n_jobs": 1}
+            near = neighbors(self.metric, codes, num, queries=others, max_candidates=len(codes), **options)
+            self.n_solved_ = near.num_solved
+            short = np.flatnonzero(np.diff(near.distances.indptr) < num)
+            if len(short):
+                sentence = f"Code {short[0]} has fewer than {num} codes that a path reaches. Ask for fewer."
+                raise ConvergenceError(sentence, near)
+            parts = (near.distances.data, near.distances.indices.astype(np.int64))
+            distance, index = (torch.from_numpy(part.reshape(-1, num)).to(queries.device) for part in parts)
+        return (like(distance.to(queries), kind), like(index, kind)) if return_distance else like(index, kind)
 
 
 @dataclass(eq=False, repr=False)
 class GeodesicKernelDensity(DensityMixin, Estimator):
-    r"""A Gaussian kernel density on the latent manifold, with respect to the Riemannian volume :math:`\sqrt{\det M}\,
-    dz`.
+    r"""A Gaussian kernel density with respect to the Riemannian volume :math:`\sqrt{\det M}\, dz`.
 
     .. math:: \rho(z) = \frac1n \sum_i \frac{1}{\theta_i(z)}\, (2\pi h^2)^{-d/2}\, e^{-d^2(z_i, z) / 2h^2},
 
     where :math:`\theta_i(z) = \lvert\det D\mathrm{Exp}_{z_i}\rvert`, taken in orthonormal frames at :math:`v =
     \mathrm{Log}_{z_i}(z)`, is by how much the exponential map stretches volume on the way (Pelletier 2005). Each
-    kernel is a Gaussian in the tangent space, carried to the manifold, so it integrates to one over the volume:
-    exactly up to the cut locus, and up to truncation at six bandwidths. The density of coordinates is :math:`\rho(z)
-    \sqrt{\det M(z)}`: add `metric.log_volume(z)` to compare with a density on the flat latent space. In flat space it
-    is `sklearn.neighbors.KernelDensity`, where θ = 1.
+    kernel is a Gaussian in the tangent space, carried to the manifold, so it integrates to one over the volume: exactly
+    up to the cut locus, and up to truncation at six bandwidths. Add `metric.log_volume(z)` for the density of
+    coordinates, on the flat latent space. In flat space it is `sklearn.neighbors.KernelDensity`, where θ = 1.
 
     Args:
         metric: the geometry; None for flat space.
@@ -150,8 +139,7 @@ class GeodesicKernelDensity(DensityMixin, Estimator):
         return self
 
     def score_samples(self, X: Any) -> Any:
-        """The log-density ``(m,)`` at codes ``(m, d)`` with respect to the volume; ``-inf`` beyond the reach of all
-        kernels."""
+        """The log-density ``(m,)`` at codes ``(m, d)`` with respect to the volume; ``-inf`` where no kernel reaches."""
         queries, paths, h = self._codes(X), self._paths(), self.bandwidth
         codes = torch.as_tensor(self.codes_).to(queries)
         reach = math.inf if paths.is_flat else _REACH * h
@@ -172,12 +160,7 @@ class GeodesicKernelDensity(DensityMixin, Estimator):
 
 
 def log_stretch(paths: Paths, z: Tensor, v: Tensor, scale: float) -> Tensor:
-    r"""The logarithm of :math:`\theta = \lvert\det D\mathrm{Exp}_z(v)\rvert \sqrt{\det M(\mathrm{Exp}_z v) / \det
-    M(z)}`, ``(n,)``.
-
-    By central differences of geodesics whose velocities differ by a share of `scale`. Infinite where one does not
-    arrive.
-    """
+    """log θ at codes and tangents ``(n, d)``, by central differences of geodesics; infinite where one fails."""
     factor, info = torch.linalg.cholesky_ex(paths.tensor(z))
     if info.any():
         raise ValueError(

@@ -1,18 +1,12 @@
-r"""The latent space as seen from a point, and the integrals of normal densities over it.
-
-The locally adaptive normal density :math:`\exp(-\tfrac12 \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)) /
-C(\mu, \Gamma)` is normalized by
+r"""The latent space as seen from a point, and the integrals of normal densities over it:
 
 .. math:: C(\mu, \Gamma) = \int e^{-\frac12 \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)} \, dm(z)
           \approx \sum_s \omega_s\, e^{-\frac12 v_s^\top \Gamma v_s},
 
 where the base measure is :math:`dm = \sqrt{\det M(z)}\, dz` or dz (`log_base`). Points :math:`z_s` are drawn once from
 a density q around the data; :math:`v_s = \mathrm{Log}_\mu(z_s)` and :math:`\omega_s = \tfrac{dm}{dz}(z_s) / (S
-q(z_s))`. No exponential map is solved and nothing has to be known about the cut locus, beyond which the exponential
-map covers the manifold again. The points stay the same when :math:`\mu` moves, so C is a smooth function of it.
-
-Given tangents and weights, the best precision is a convex problem: :math:`-\tfrac12 v v^\top` are the sufficient
-statistics of an exponential family.
+q(z_s))`. No exponential map is solved, and nothing has to be known about the cut locus. The points stay the same when
+:math:`\mu` moves, so C is a smooth function of it. Given tangents, the best precision is a convex problem.
 """
 
 from __future__ import annotations
@@ -89,10 +83,6 @@ class Cloud:
         parts = (terms.unflatten(0, (NUM_REPLICATES, -1)) - total).logsumexp(1).exp() * NUM_REPLICATES
         return total, parts.std() / NUM_REPLICATES**0.5
 
-    def mean(self, precision: Tensor) -> Tensor:
-        """The mean tangent under the normalized density."""
-        return self.log_terms(precision).softmax(0) @ self.v
-
 
 def quadratic(v: Tensor, precision: Tensor) -> Tensor:
     """``vᵀ Γ v`` for tangents ``(*batch, d)``."""
@@ -104,13 +94,9 @@ def importance_sample(
 ) -> Sample:
     r"""Points from a density around codes, by scrambled Sobol sequences, one for each replicate.
 
-    The density is a mixture: one half Gaussian kernels at the codes, narrow and wide, each with the covariance of its
-    neighbors, for densities that follow the data; the other half one broad Gaussian, for those that do not.
-    With `adapted` the codes are a sample of the density in question, and nearly all of it is kernels. In more than
-    three dimensions nearly all of it is the Gaussian.
-
-    The weights 1/q are then calibrated: with :math:`g = N(m, \Sigma)` that has the moments of the codes, the integrals
-    of :math:`g, g z, g z z^\top` over dz are made exact. That removes the noise a nearly Gaussian density would see.
+    With `adapted` the codes are a sample of the density in question. The weights 1/q are calibrated: with :math:`g =
+    N(m, \Sigma)` that has the moments of the codes, the integrals of :math:`g, g z, g z z^\top` over dz are made exact.
+    That removes the noise a nearly Gaussian density would see.
     """
     proposal, d = Proposal.fit(codes, _ADAPTED_SHARES if adapted else _SHARES), codes.shape[1]
     # at least twice as many points as integrals that are made exact
@@ -118,7 +104,7 @@ def importance_sample(
     z = torch.cat([proposal.draw(per_replicate, random_state + r) for r in range(NUM_REPLICATES)])
     weight = -proposal.log_density(z) - np.log(len(z))
     if len(codes) > d:
-        weight = weight + _calibration(*_controls(z, weight, codes))
+        weight = weight + _calibration(z, weight, codes)
     return Sample(z, weight + log_base(z))
 
 
@@ -144,7 +130,6 @@ class Factor:
     precision: Tensor
 
     def log(self, z: Tensor) -> Tensor:
-        """Its logarithm at codes."""
         return -0.5 * quadratic(z - self.mean, self.precision)
 
     def times(self, log_base: LogBase) -> LogBase:
@@ -155,11 +140,10 @@ class Factor:
 def best_precision(cloud: Cloud, second_moment: Tensor) -> Tensor:
     r"""The precision of greatest likelihood for tangents with the given second moment S.
 
-    Minimizes the convex function :math:`\tfrac12 \mathrm{tr}(\Gamma S) + \log C(\Gamma) + \kappa\,(\mathrm{tr}(\Gamma
-    S) - \log\det \Gamma)` by Newton's method in coordinates in which S is the identity. But for its last term, at the
-    minimum the second moment of the density is S. That term, with :math:`\kappa` = 0.01 nats, is least at
-    :math:`\Gamma = S^{-1}`, the minimum in flat space. Elsewhere it keeps Γ from vanishing: a few far codes would have
-    the density reach beyond all points of the cloud, where its integral can no longer be known.
+    Least is the convex function :math:`\tfrac12 \mathrm{tr}(\Gamma S) + \log C(\Gamma) + \kappa\,(\mathrm{tr}(\Gamma
+    S) - \log\det \Gamma)`. Its last term is least at :math:`\Gamma = S^{-1}`, the minimum in flat space. Elsewhere it
+    keeps Γ from vanishing: a few far codes would have the density reach beyond all points of the cloud, where its
+    integral can no longer be known.
     """
     v, inverse = _whitened(cloud.v, second_moment)
     root = inverse.mT @ Family(cloud.log_weight, v, 1, _BARRIER).most_likely()
@@ -169,14 +153,11 @@ def best_precision(cloud: Cloud, second_moment: Tensor) -> Tensor:
 def best_product(
     sample: Sample, v: Tensor, second_moment: Tensor, codes: Gaussian, penalty: float = 0.0
 ) -> tuple[Tensor, Factor]:
-    r"""Precision and Gaussian factor of greatest likelihood, given the tangents of a sample, the second moment S of
-    those of the codes, and the codes' own moments.
+    r"""The same with a Gaussian factor, given the tangents of a sample, and the codes' own moments.
 
-    The same convex problem with twice the coordinates: tangents, and codes less the mean of the factor. That is the
-    mean of the most likely Gaussian over the same measure, so the minimum is no worse than this Gaussian, for which
-    :math:`\Gamma = 0`. The last term is least where each of both factors has half the precision: where space is flat,
-    their product is the Gaussian. (A mean found with all the rest may run away, where distances balance its pull.)
-    A `penalty`, in nats, on the trace of Γ in units of S leaves out what the codes are too few to tell.
+    The mean of the factor is that of the most likely Gaussian over the same measure, so the minimum is no worse than
+    this Gaussian, for which :math:`\Gamma = 0`. (A mean found with all the rest may run away, where distances balance
+    its pull.) A `penalty`, in nats, on the trace of Γ in units of S leaves out what the codes are too few to tell.
     """
     mean, second = _most_likely_mean(sample, codes)
     (v, inverse), (x, inverse_x), d = _whitened(v, second_moment), _whitened(sample.z - mean, second), v.shape[1]
@@ -186,12 +167,10 @@ def best_product(
 
 
 def _most_likely_mean(sample: Sample, codes: Gaussian) -> Gaussian:
-    """The mean of the Gaussian of greatest likelihood over the measure of a sample, and the codes' second moment there.
-
-    At the maximum the mean of the density is that of the codes, which it is at once where the measure is dz.
-    """
+    """The mean of the most likely Gaussian over the measure of a sample, and the codes' second moment there."""
     mean, covariance = codes
     for _ in range(_MAX_RECENTERINGS):
+        # at the maximum the mean of the density is that of the codes, which it is at once where the measure is dz
         second = covariance + torch.outer(codes[0] - mean, codes[0] - mean)
         x, _ = _whitened(sample.z - mean, second)
         family = Family(sample.log_weight, x, 1, _BARRIER_WITH_FACTOR)
@@ -211,21 +190,13 @@ def _whitened(x: Tensor, moment: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    r"""Densities :math:`\exp(-\tfrac12 u^\top P u)` on weighted points, with P in blocks: an exponential family.
+    r"""Densities :math:`\exp(-\tfrac12 u^\top P u)` on weighted points, with P in blocks: an exponential family."""
 
-    Attributes:
-        log_weight: ``(S,)``.
-        u: coordinates ``(S, D)``, in which the data have the identity for a second moment.
-        num_blocks: blocks of P, each of ``D / num_blocks`` rows.
-        barrier: times (trace - log det) of P, least where all blocks together have the identity's.
-        penalty: times the trace of the first block.
-    """
-
-    log_weight: Tensor
-    u: Tensor
-    num_blocks: int
-    barrier: float
-    penalty: float = 0.0
+    log_weight: Tensor  # (S,)
+    u: Tensor  # coordinates (S, D), in which the data have the identity for a second moment
+    num_blocks: int  # of P, each of D / num_blocks rows
+    barrier: float  # times (trace - log det) of P, least where all blocks together have the identity's
+    penalty: float = 0.0  # times the trace of the first block
 
     def most_likely(self) -> Tensor:
         """A root of P, by Newton's method, each step of it in coordinates in which P is the identity."""
@@ -314,16 +285,15 @@ class Proposal:
 
     def log_density(self, z: Tensor) -> Tensor:
         """With respect to dz."""
-        return torch.cat([self._log_density(part) for part in z.split(_CHUNK)])
-
-    def _log_density(self, z: Tensor) -> Tensor:
         middle, (k, d) = self.centers.mean(0), self.centers.shape  # digits are lost where both are far from zero
-        eye = torch.eye(d, dtype=z.dtype, device=z.device)
-        inverse = torch.linalg.solve_triangular(self.factors, eye, upper=False)
+        inverse = torch.linalg.solve_triangular(self.factors, torch.eye(d).to(z), upper=False)
         offset = (inverse @ (self.centers - middle)[..., None]).flatten()
-        white = torch.addmm(-offset, z - middle, inverse.flatten(0, 1).mT).unflatten(1, (k, d))
         scale = self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1) + 0.5 * d * np.log(2 * np.pi)
-        return (self.log_shares - scale - 0.5 * white.square().sum(-1)).logsumexp(-1)
+        parts = []
+        for part in z.split(_CHUNK):
+            white = torch.addmm(-offset, part - middle, inverse.flatten(0, 1).mT).unflatten(1, (k, d))
+            parts.append((self.log_shares - scale - 0.5 * white.square().sum(-1)).logsumexp(-1))
+        return torch.cat(parts)
 
 
 def moments(codes: Tensor, share: Tensor | None = None) -> Gaussian:
@@ -335,39 +305,29 @@ def moments(codes: Tensor, share: Tensor | None = None) -> Gaussian:
     return mean, covariance + floor * torch.eye(len(mean)).to(codes)
 
 
-def _controls(z: Tensor, log_weight: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Terms ``(S, c)`` of sums that should be the integrals ``(c,)`` of the codes' Gaussian times 1, x, xxᵀ - 1."""
+def _calibration(z: Tensor, log_weight: Tensor, codes: Tensor) -> Tensor:
+    """Logarithms of factors for the weights that make the integrals of the codes' Gaussian times 1, x, xxᵀ - 1 exact.
+
+    Exponential tilting: of all such factors those with the least Kullback-Leibler divergence from 1; 1 if they are far.
+    """
     d, (mean, covariance) = z.shape[1], moments(codes)
     factor = torch.linalg.cholesky(covariance)
     x = torch.linalg.solve_triangular(factor, (z - mean).mT, upper=False).mT
     g = (-0.5 * x.square().sum(-1) - 0.5 * d * np.log(2 * np.pi) - factor.diagonal().log().sum() + log_weight).exp()
     rows, columns = torch.tril_indices(d, d, device=z.device)
     squares = x[:, rows] * x[:, columns] - (rows == columns).to(x)
-    terms = g[:, None] * torch.cat([torch.ones_like(x[:, :1]), x, squares], -1)
-    exact = torch.zeros(terms.shape[1]).to(x)
+    h = len(x) * (g[:, None] * torch.cat([torch.ones_like(x[:, :1]), x, squares], -1))
+    multiplier, exact = torch.zeros_like(h[0]), torch.zeros_like(h[0])
     exact[0] = 1.0
-    return terms, exact
-
-
-def _calibration(terms: Tensor, exact: Tensor) -> Tensor:
-    r"""Logarithms of positive factors for the weights, near 0, that make the sums of the terms exact; 0 if that takes
-    large ones.
-
-    Exponential tilting: of all such factors those with the least Kullback-Leibler divergence from 1,
-    :math:`e^{\lambda\cdot h}`.
-    """
-    h, multiplier = len(terms) * terms, torch.zeros_like(exact)
     for _ in range(_MAX_NEWTON):
-        p = (h @ multiplier).exp() / len(h)
+        tilt = h @ multiplier
+        p = tilt.exp() / len(h)
         slope = p @ h - exact
         if slope.abs().max() < 1e-9:
-            tilt = h @ multiplier
             return tilt if tilt.abs().max() < _MAX_TILT else torch.zeros_like(tilt)
-        hessian = h.mT @ (p[:, None] * h)
-        step = torch.linalg.pinv(hessian, hermitian=True) @ slope  # torch's lstsq is not the same twice
+        step = torch.linalg.pinv(h.mT @ (p[:, None] * h), hermitian=True) @ slope  # torch's lstsq is not the same twice
         largest = float((h @ step).abs().max().clamp_min(1e-12))
-        size = min(1.0, 1.0 / largest)  # no factor changes more than e-fold at once
-        multiplier = multiplier - size * step
+        multiplier = multiplier - min(1.0, 1.0 / largest) * step  # no factor changes more than e-fold at once
     return torch.zeros_like(h[:, 0])
 
 

@@ -1,5 +1,4 @@
-"""Shortest paths as statistics need them: logarithms, exponentials and distances of many pairs, none of which may stop
-the rest.
+"""Shortest paths of many pairs, none of which may stop the rest.
 
 Here alone it is decided what happens in flat space (differences, and no path is solved for), how accurate paths are,
 and what stands in for a geodesic that does not arrive.
@@ -53,46 +52,26 @@ class Flat(Metric):
     def ds2(self, a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
         return (b - a).square().sum(-1)
 
-    def embed(
-        self, z: Float[Tensor, "*batch d"], origin: Float[Tensor, "*origin d"] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return z, z
-
 
 @dataclass(frozen=True, eq=False)
 class Logs:
-    """Logarithms of n pairs; NaN where there is no path.
+    """Logarithms of n pairs; NaN where there is no path."""
 
-    Attributes:
-        velocity: ``(n, d)``.
-        distance: their lengths, ``(n,)``.
-        error: estimates of their relative errors, ``(n,)``.
-        converged: which of the paths converged, ``(n,)``.
-    """
-
-    velocity: Tensor
-    distance: Tensor
-    error: Tensor
-    converged: Tensor
+    velocity: Tensor  # (n, d)
+    distance: Tensor  # their lengths, (n,)
+    error: Tensor  # estimates of their relative errors, (n,)
+    converged: Tensor  # which of the paths converged, (n,)
 
 
 @dataclass(frozen=True, eq=False)
 class Paths:
-    """How paths are found.
-
-    Attributes:
-        metric: the geometry.
-        init: where each path starts, as in `pullback.geodesic`.
-        solver: of shortest paths; None for one as accurate as `rtol`.
-        rtol: relative accuracy of paths and exponentials; of logarithms, if it is finer than the default.
-        dtype: the precision in which the decoder works, if not that of the codes.
-    """
+    """How paths are found: `init` and `solver` as in `pullback.geodesic`."""
 
     metric: Metric
     init: Starts = None
-    solver: Solver | None = None
-    rtol: float = DEFAULT_RTOL
-    dtype: torch.dtype | None = None
+    solver: Solver | None = None  # None for one as accurate as `rtol`
+    rtol: float = DEFAULT_RTOL  # of paths and exponentials; of logarithms, if it is finer than the default
+    dtype: torch.dtype | None = None  # in which the decoder works, if not that of the codes
 
     @property
     def is_flat(self) -> bool:
@@ -128,25 +107,18 @@ class Paths:
         flow = exponential(self.metric, self.cast(z), self.cast(v), rtol=rtol, atol=rtol, max_steps=_MAX_STEPS)
         return torch.where(flow.converged[..., None], flow.end, torch.nan).to(v)
 
-    def walk(self, z: Tensor, v: Tensor) -> Tensor:
-        """Where geodesics arrive; the end of the straight line for those that do not."""
-        end = self.exponentials(z, v)
-        return torch.where(end.isfinite().all(-1, keepdim=True), end, z + v)
-
     def distances(self, a: Tensor, b: Tensor) -> Tensor:
         """The distances of codes ``a`` and ``b``, each ``(n, d)``; infinite where no path was found."""
         if self.is_flat or len(a) == 0:
             return torch.linalg.vector_norm(b - a, dim=-1)
-        pairs = zip(self.cast(a).split(_BATCH), self.cast(b).split(_BATCH), strict=True)
-        return torch.cat([self._lengths(x, y) for x, y in pairs]).nan_to_num(torch.inf).to(a)
-
-    def _lengths(self, a: Tensor, b: Tensor) -> Tensor:
-        # a coarse path is an upper bound, good enough for those that ask for no more
-        (_, path), *rest = self.geodesics(a, b, max(ROUGH, _LOOSE * self.rtol))
-        length = path.length
-        for again, path in rest:
-            length[again] = path.length
-        return length
+        lengths = []
+        for x, y in zip(self.cast(a).split(_BATCH), self.cast(b).split(_BATCH), strict=True):
+            # a coarse path is an upper bound, good enough for those that ask for no more
+            (_, path), *rest = self.geodesics(x, y, max(ROUGH, _LOOSE * self.rtol))
+            for again, finer in rest:
+                path.length[again] = finer.length
+            lengths.append(path.length)
+        return torch.cat(lengths).nan_to_num(torch.inf).to(a)
 
     def geodesics(self, a: Tensor, b: Tensor, rough: float = ROUGH) -> list[tuple[Tensor, Geodesic]]:
         """Shortest paths of pairs ``(n, d)``, coarse ones of all, and finer ones where the error is above `rough`."""
@@ -183,7 +155,6 @@ class Paths:
         return chords.nan_to_num().to(a) * (1 - 1e-5)
 
     def tensor(self, z: Tensor) -> Tensor:
-        """The metric tensors at codes."""
         with torch.no_grad(), unvalidated():
             return self.metric.tensor(self.cast(z)).to(z)
 

@@ -1,10 +1,7 @@
 r"""Principal geodesics: the directions from the mean in which the data vary most.
 
-Principal component analysis asks for a mean and an inner product. Here the mean is the Fréchet mean μ, the data are
-seen from it through their logarithms, and the inner product of these tangents is the metric's own, :math:`\langle u,
-v\rangle = u^\top M(\mu)\, v`. A component is a tangent :math:`u_k` at the mean; the geodesic :math:`t \mapsto
-\mathrm{Exp}_\mu(t\,u_k)` is what it stands for (Fletcher et al. 2004, in the linearized form, which is also called
-tangent PCA).
+A component is a tangent :math:`u_k` at the Fréchet mean μ; the geodesic :math:`t \mapsto \mathrm{Exp}_\mu(t\,u_k)` is
+what it stands for (Fletcher et al. 2004, in the linearized form, which is also called tangent PCA).
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import torch
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
 from pullback._decoders.contract import as_codes
 from pullback._metrics.base import Metric
@@ -66,22 +62,31 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def fit(self, X: Any, y: Any = None) -> Self:
         """Finds the mean and the principal directions of codes ``(n, d)``."""
         codes = self._codes(X, reset=True, ensure_min_samples=2)
-        num = self._num_components(codes)
-        paths = self._paths()
+        most, paths = min(codes.shape), self._paths()
+        num = most if self.n_components is None else self.n_components
+        if not 1 <= num <= most:
+            raise ValueError(
+                f"n_components={num} must be between 1 and {most}, the smaller of the number of codes and of "
+                "dimensions."
+            )
         found = frechet_mean(paths.metric, codes, solver=self.solver, init=self.init, rtol=self.rtol)
         if not torch.isfinite(found.logarithms).all():
             raise ConvergenceError(f"Not every code has a logarithm at the mean: {found.message}.", found)
-        root, inverse = _roots(paths.tensor(found.mean))
-        values, directions = _principal(found.logarithms @ root)
-        self.mean_ = like(found.mean, X)
-        self.components_ = like(directions[:num] @ inverse, X)
-        self.covectors_ = like(directions[:num] @ root, X)
+        # the symmetric square root of M and its pseudo-inverse
+        values, vectors = torch.linalg.eigh(paths.tensor(found.mean))
+        scale = torch.where(values > 1e-10 * values.amax(), values, 0).sqrt()
+        inverse = torch.where(scale > 0, 1 / scale.clamp_min(torch.finfo(scale.dtype).tiny), 0)
+        root, inverse = (vectors * scale) @ vectors.mT, (vectors * inverse) @ vectors.mT
+        tangents = found.logarithms @ root
+        _, values, directions = torch.linalg.svd(tangents - tangents.mean(0), full_matrices=False)
+        largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
+        directions = directions[:num] * torch.where(largest[:num] < 0, -1, 1)
+        self.mean_, self.n_components_ = like(found.mean, X), num
+        self.components_, self.covectors_ = like(directions @ inverse, X), like(directions @ root, X)
         variance = values**2 / (len(codes) - 1)
-        self.explained_variance_ = like(variance[:num], X)
+        self.explained_variance_, self.singular_values_ = like(variance[:num], X), like(values[:num], X)
         total = variance.sum().clamp_min(torch.finfo(variance.dtype).tiny)
         self.explained_variance_ratio_ = like(variance[:num] / total, X)
-        self.singular_values_ = like(values[:num], X)
-        self.n_components_ = num
         return self
 
     def transform(self, X: Any) -> Any:
@@ -108,29 +113,3 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         if tags.transformer_tags is not None:
             tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-    def _num_components(self, codes: Tensor) -> int:
-        most = min(codes.shape)
-        num = most if self.n_components is None else self.n_components
-        if not 1 <= num <= most:
-            raise ValueError(
-                f"n_components={num} must be between 1 and {most}, the smaller of the number of codes and of "
-                "dimensions."
-            )
-        return num
-
-
-def _roots(M: Tensor) -> tuple[Tensor, Tensor]:
-    """The symmetric square root of a tensor and its pseudo-inverse."""
-    values, vectors = torch.linalg.eigh(M)
-    known = values > 1e-10 * values.amax()
-    root = torch.where(known, values, 0).sqrt()
-    inverse = torch.where(known, 1 / root.clamp_min(torch.finfo(root.dtype).tiny), 0)
-    return (vectors * root) @ vectors.mT, (vectors * inverse) @ vectors.mT
-
-
-def _principal(tangents: Tensor) -> tuple[Tensor, Tensor]:
-    """Singular values and right vectors of centered tangents, each with its largest entry positive."""
-    _, values, directions = torch.linalg.svd(tangents - tangents.mean(0), full_matrices=False)
-    largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
-    return values, directions * torch.where(largest < 0, -1, 1)

@@ -5,9 +5,8 @@ Codes :math:`z_i` were observed at covariates :math:`x_i`. The model is the stra
 .. math:: \hat z(x) = \mathrm{Exp}_p\Bigl(\sum_k (x_k - \bar x_k)\, v_k\Bigr), \qquad (p, v) = \arg\min \sum_i
           d^2\bigl(z_i, \hat z(x_i)\bigr)
 
-(Fletcher 2011; with several covariates Kim et al. 2014). The residual of a code is its logarithm at the prediction,
-and the derivative of the prediction in (p, v) comes from neighboring geodesics. Gauss-Newton on these needs a few
-steps, and one in flat space.
+(Fletcher 2011; with several covariates Kim et al. 2014). The residual of a code is its logarithm at the prediction, and
+derivatives come from neighboring geodesics. Gauss-Newton on these needs a few steps, and one in flat space.
 """
 
 from __future__ import annotations
@@ -91,11 +90,9 @@ class GeodesicRegression(RegressorMixin, Estimator):
         # where the codes lie on a geodesic there is nothing to decrease
         floor = self.tol * len(codes) * mean.variance
         found = _gauss_newton(self._state(x, codes), first, self.tol, floor, self.max_iter)
-        intercept, velocities = found.parameters[0], found.parameters[1:].mT
-        one = targets.ndim == 1
-        self.intercept_, self.coef_ = (like(part[0] if one else part, y) for part in (intercept, velocities))
-        self.sum_of_squares_ = found.total.item()
-        self.n_iter_, self.converged_ = found.num_steps, found.converged
+        parts, one = (found.parameters[0], found.parameters[1:].mT), targets.ndim == 1
+        self.intercept_, self.coef_ = (like(part[0] if one else part, y) for part in parts)
+        self.sum_of_squares_, self.n_iter_, self.converged_ = found.total.item(), found.num_steps, found.converged
         return self
 
     def predict(self, X: Any) -> Any:
@@ -111,15 +108,12 @@ class GeodesicRegression(RegressorMixin, Estimator):
         \mu)` (Fletcher 2011)."""
         codes = _columns(self._targets(y))
         predicted = _columns(torch.as_tensor(self.predict(X)).to(codes))
-        if predicted.shape != codes.shape:
-            raise ValueError(
-                f"Predictions have shape {tuple(predicted.shape)} and the codes y {tuple(codes.shape)}: give one "
-                "code per row of X."
-            )
+        a, b = tuple(predicted.shape), tuple(codes.shape)
+        if a != b:
+            raise ValueError(f"Predictions have shape {a} and the codes y {b}: give one code per row of X.")
         share = torch.ones_like(codes[:, 0]) if sample_weight is None else owned(sample_weight).to(codes)
-        found = self._paths().logarithms(predicted, codes)
-        mean = self._mean(codes, share)
-        return 1 - (share @ found.distance**2 / share.sum() / mean.variance).item()
+        found, total = self._paths().logarithms(predicted, codes), self._mean(codes, share).variance
+        return 1 - (share @ found.distance**2 / share.sum() / total).item()
 
     def _targets(self, y: Any) -> Tensor:
         """The codes ``(n, d)`` or ``(n,)``, in the precision of the metric's decoder."""
@@ -131,8 +125,7 @@ class GeodesicRegression(RegressorMixin, Estimator):
         return codes
 
     def _mean(self, codes: Tensor, share: Tensor | None = None) -> FrechetMean:
-        metric = self._paths().metric
-        return frechet_mean(metric, codes, share, solver=self.solver, init=self.init, rtol=self.rtol)
+        return frechet_mean(self._paths().metric, codes, share, solver=self.solver, init=self.init, rtol=self.rtol)
 
     def _state(self, x: Tensor, codes: Tensor) -> Callable[[Tensor], _Fit]:
         paths, spread = self._paths(), (codes - codes.mean(0)).square().sum(-1).mean().sqrt()
@@ -142,7 +135,8 @@ class GeodesicRegression(RegressorMixin, Estimator):
             predicted = _predict(paths, parameters, x)
             found = paths.logarithms(predicted, codes)
             if not torch.isfinite(found.velocity).all():
-                return _Fit.failed(parameters)
+                nothing = torch.zeros_like(parameters)
+                return _Fit(parameters, torch.full_like(nothing[0, 0], torch.inf), nothing, nothing)
             slopes = _slopes(paths, parameters, x, nudge)
             weighted = slopes @ paths.tensor(predicted)
             hessian = torch.einsum("nai,nbi->ab", weighted, slopes)
@@ -169,11 +163,6 @@ class _Fit:
     num_steps: int = 0
     converged: bool = False
 
-    @classmethod
-    def failed(cls, parameters: Tensor) -> _Fit:
-        nothing = parameters.new_zeros(parameters.numel())
-        return cls(parameters, torch.full_like(nothing[0], torch.inf), torch.outer(nothing, nothing), nothing)
-
 
 def _gauss_newton(state: Callable[[Tensor], _Fit], first: Tensor, tol: float, floor: Tensor, max_iter: int) -> _Fit:
     here, length = state(first), 1.0
@@ -188,10 +177,7 @@ def _gauss_newton(state: Callable[[Tensor], _Fit], first: Tensor, tol: float, fl
         predicted = step.flatten() @ here.gradient
         there = state(here.parameters + length * step)
         small = bool(predicted <= tol * (here.total + floor))
-        if there.total <= here.total:
-            here, length = there, 1.0
-        else:
-            length *= 0.5
+        here, length = (there, 1.0) if there.total <= here.total else (here, 0.5 * length)
         here.num_steps, here.converged = num_steps, small
         if small or length < 0.5**_HALVINGS:
             break
@@ -210,9 +196,7 @@ def _slopes(paths: Paths, parameters: Tensor, x: Tensor, nudge: Tensor) -> Tenso
     size[1:, 0] = 1 / x.abs().amax(0).clamp_min(torch.finfo(x.dtype).tiny)
     change = torch.diag_embed((nudge * size).expand(rows, d).flatten()).reshape(-1, rows, d)
     trials = torch.cat([parameters + change, parameters - change])
-    start = trials[:, :1].expand(-1, num, -1)
-    v = x @ trials[:, 1:]
-    plus, minus = paths.exponentials(start, v).chunk(2)
+    plus, minus = paths.exponentials(trials[:, :1].expand(-1, num, -1), x @ trials[:, 1:]).chunk(2)
     slopes = (plus - minus) / (2 * change.sum((1, 2)))[:, None, None]
     return slopes.transpose(0, 1).nan_to_num()
 

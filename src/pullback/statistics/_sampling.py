@@ -1,15 +1,13 @@
 r"""Random codes: spread evenly over the latent manifold, and wandering on it.
 
-A metric comes with its own notion of "even": the Riemannian volume :math:`d\mathrm{Vol} = \sqrt{\det M(z)}\, dz`,
-under which regions hold as many samples as the decoder gives them distinct distributions. And it comes with its own
-noise: Brownian motion, the process whose generator is half the Laplace-Beltrami operator. In coordinates
+Even with respect to the Riemannian volume, under which regions hold as many samples as the decoder gives them distinct
+distributions. Wandering by Brownian motion, whose generator is half the Laplace-Beltrami operator. In coordinates
 
 .. math:: dz^i = -\tfrac12 M^{jk} \Gamma^i_{jk}\, dt + \bigl(M^{-1/2} dW\bigr)^i,
 
 and the drift is what a geodesic adds to its straight line: with :math:`a(z, v) = -\Gamma(z)[v, v]` the acceleration of
 the geodesic with velocity v, the step :math:`z \to z + \xi + \tfrac12 a(z, \xi)`, :math:`\xi \sim N(0, M^{-1} dt)`,
-has the right mean and covariance to first order in dt. It is the second-order part of :math:`\mathrm{Exp}_z(\xi)`, and
-no Christoffel tensor is formed.
+has the right mean and covariance to first order in dt, and no Christoffel tensor is formed.
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ _MIN_ACCEPTANCE = 1e-4
 # Of the steps of a chain, as shares of the region's width: some of them suit any region.
 _SCALES = (0.01, 1.0)
 
-Box = Tensor  # (2, d): lower and upper corner
 Inside = Callable[[Tensor], Tensor]
 
 
@@ -50,13 +47,11 @@ def sample_uniform(
     num_steps: int | None = None,
     random_state: RandomState = None,
 ) -> Float[Tensor, "n d"]:
-    r"""Codes that are uniform with respect to the Riemannian volume: density :math:`\propto \sqrt{\det M(z)}` on a
-    bounded region.
+    r"""Codes uniform with respect to the Riemannian volume: density :math:`\propto \sqrt{\det M}` on a bounded region.
 
     By rejection, the samples are independent and exact up to one thing: the largest density is that of all proposals
-    seen, which keeps rising (earlier samples are thinned accordingly). In more than a few dimensions rejection hardly
-    ever accepts; there `num_steps` gives ``n`` independent Metropolis chains instead, one sample each, that forget
-    their start with their length.
+    seen, which keeps rising (earlier samples are thinned accordingly). In more than a few dimensions hardly any is
+    accepted; there `num_steps` gives ``n`` independent Metropolis chains, one sample each, that forget their start.
 
     Args:
         metric: its volume is sampled.
@@ -86,7 +81,12 @@ def sample_uniform(
     with torch.no_grad():
         if num_steps is None:
             return _rejected(log_density, n, box, generator)
-        start = _uniform(box, n, generator) if support is None else _at_centers(support, n, inside, generator)
+        if support is None:
+            return _chains(log_density, _uniform(box, n, generator), box, num_steps, generator)
+        centers = support.centers[inside(support.centers)]
+        if not len(centers):
+            raise ValueError("No center of the support lies within the bounds; widen them.")
+        start = centers[torch.randint(len(centers), (n,), device=centers.device, generator=generator)]
         return _chains(log_density, start, box, num_steps, generator)
 
 
@@ -100,15 +100,13 @@ def brownian_motion(
     exponential: bool = False,
     random_state: RandomState = None,
 ) -> Float[Tensor, "*batch n d"]:
-    r"""Paths of Brownian motion from ``z``: the diffusion with generator :math:`\tfrac12 \Delta_M`, at num_steps + 1
-    equal times.
+    r"""Brownian motion from ``z``, the diffusion with generator :math:`\tfrac12 \Delta_M`, at num_steps + 1 even times.
 
     On a flat space the mean squared displacement is :math:`d\,t`; on a compact one the law tends to that of
     `sample_uniform`. Each step is a Gaussian tangent :math:`\xi \sim N(0, M^{-1}\, dt)` followed along its geodesic,
     either to second order or, with ``exponential=True``, all the way: the geodesic random walk (Jørgensen 1975; for
     approximate steps Schwarz et al. 2023, *Efficient random walks on Riemannian manifolds*). Both converge with order
-    one in dt in law. The exact steps cost some ten times as much, and stay on the manifold where the others, if too
-    long, overshoot: at sharp walls around the data.
+    one in dt in law. Exact steps cost some ten times as much; the others, if too long, overshoot at sharp walls.
 
     Args:
         metric: the geometry; its tensor must be regular.
@@ -138,14 +136,13 @@ def brownian_motion(
         for _ in range(num_steps):
             z = path[-1]
             xi = dt**0.5 * _white(metric, z, generator)
-            path.append(expmap(metric, z, xi, rtol=1e-8, atol=1e-8) if exponential else _bent(metric, z, xi))
+            if exponential:
+                path.append(expmap(metric, z, xi, rtol=1e-8, atol=1e-8))
+                continue
+            flat = zip(*(x.reshape(-1, z.shape[-1]).split(_CHUNK) for x in (z, xi)), strict=True)
+            steps = [a + v + 0.5 * acceleration(metric, a, v) for a, v in flat]
+            path.append(torch.cat(steps).reshape(z.shape))
     return torch.stack(path, -2)
-
-
-def _bent(metric: Metric, z: Tensor, xi: Tensor) -> Tensor:
-    """The geodesic step to second order."""
-    flat = zip(*(x.reshape(-1, z.shape[-1]).split(_CHUNK) for x in (z, xi)), strict=True)
-    return torch.cat([a + v + 0.5 * acceleration(metric, a, v) for a, v in flat]).reshape(z.shape)
 
 
 def _white(metric: Metric, z: Tensor, generator: torch.Generator) -> Tensor:
@@ -162,7 +159,8 @@ def _white(metric: Metric, z: Tensor, generator: torch.Generator) -> Tensor:
     return torch.linalg.solve_triangular(factor.mT, noise[..., None], upper=True)[..., 0]
 
 
-def _region(metric: Metric, bounds: Tensor | Array | None, support: Support | None) -> tuple[Box, Inside]:
+def _region(metric: Metric, bounds: Tensor | Array | None, support: Support | None) -> tuple[Tensor, Inside]:
+    """A box ``(2, d)``, lower and upper corner, and which codes in it belong to the region."""
     bounds = None if bounds is None else codes_for(metric, bounds)[0]
     if bounds is None and support is None:
         raise ValueError(
@@ -171,7 +169,12 @@ def _region(metric: Metric, bounds: Tensor | Array | None, support: Support | No
         )
     if bounds is not None and (bounds.ndim != 2 or len(bounds) != 2 or not (bounds[0] < bounds[1]).all()):
         raise ValueError(f"bounds are two corners (2, d), the lower below the upper; got {bounds.tolist()}.")
-    box = _around(support) if support is not None else as_codes(bounds)
+    if support is None:
+        box = as_codes(bounds)
+    else:
+        # holds the whole support: the smooth minimum of k distances is at most h² log k below the least
+        reach = (support.border + support.scale**2 * torch.tensor(len(support.offsets)).log()).clamp_min(0).sqrt()
+        box = torch.stack([support.centers.amin(0) - reach, support.centers.amax(0) + reach])
     if bounds is not None:
         box = torch.stack([torch.maximum(box[0], bounds[0]), torch.minimum(box[1], bounds[1])])
 
@@ -182,19 +185,12 @@ def _region(metric: Metric, bounds: Tensor | Array | None, support: Support | No
     return box, inside
 
 
-def _around(support: Support) -> Box:
-    """A box that holds the whole support: the smooth minimum of k distances is at most h² log k below the least."""
-    reach = (support.border + support.scale**2 * torch.tensor(len(support.offsets)).log()).clamp_min(0).sqrt()
-    centers = support.centers
-    return torch.stack([centers.amin(0) - reach, centers.amax(0) + reach])
-
-
-def _uniform(box: Box, n: int, generator: torch.Generator) -> Tensor:
+def _uniform(box: Tensor, n: int, generator: torch.Generator) -> Tensor:
     u = torch.rand(n, box.shape[1], dtype=box.dtype, device=box.device, generator=generator)
     return box[0] + (box[1] - box[0]) * u
 
 
-def _rejected(log_density: Inside, n: int, box: Box, generator: torch.Generator) -> Tensor:
+def _rejected(log_density: Inside, n: int, box: Tensor, generator: torch.Generator) -> Tensor:
     kept, levels, peak, tried = box.new_empty(0, box.shape[1]), box.new_empty(0), -torch.inf, 0
     while len(kept) < n:
         z = _uniform(box, max(1024, n), generator)
@@ -212,14 +208,7 @@ def _rejected(log_density: Inside, n: int, box: Box, generator: torch.Generator)
     return kept[:n]
 
 
-def _at_centers(support: Support, n: int, inside: Inside, generator: torch.Generator) -> Tensor:
-    centers = support.centers[inside(support.centers)]
-    if not len(centers):
-        raise ValueError("No center of the support lies within the bounds; widen them.")
-    return centers[torch.randint(len(centers), (n,), device=centers.device, generator=generator)]
-
-
-def _chains(log_density: Inside, z: Tensor, box: Box, num_steps: int, generator: torch.Generator) -> Tensor:
+def _chains(log_density: Inside, z: Tensor, box: Tensor, num_steps: int, generator: torch.Generator) -> Tensor:
     """Random-walk Metropolis; scales of steps are drawn anew whatever the state, so proposals are symmetric."""
     low, high = (torch.tensor(s).log().item() for s in _SCALES)
     level = log_density(z)

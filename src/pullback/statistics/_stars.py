@@ -1,10 +1,9 @@
 r"""Stars: shortest paths from one center to many codes, which follow when the center moves.
 
-A mean is the center of the star with the least energy :math:`F = \sum_i w_i E_i`, where :math:`E_i` is the energy of
-the path to code i. Center and paths can be solved for at once. The paths only meet in the center, so the Hessian is a
-block arrow: eliminating each path leaves its Schur complement in the center, which is the Hessian of the squared
-distance there, and a system of d unknowns. Newton's method on it converges in a few steps, and each costs one
-expansion of the paths, whereas a mean found by logarithms solves every path anew after every step.
+A mean is the center of the star with the least energy :math:`F = \sum_i w_i E_i` of its paths. These only meet in the
+center, so the Hessian is a block arrow: eliminating each path leaves its Schur complement in the center, which is the
+Hessian of the squared distance there, and a system of d unknowns. Newton's method on it converges in a few steps, and
+each costs one expansion of the paths, whereas a mean found by logarithms solves every path anew after every step.
 
 Paths are curves in polynomial elements (`pullback._solvers.elements`), eliminated element by element from the code to
 the center (static condensation). Metrics without an embedding have no elements: their paths are solved by logarithms,
@@ -13,9 +12,7 @@ and the Hessian of flat space takes the place of theirs.
 
 from __future__ import annotations
 
-import abc
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -28,8 +25,7 @@ from pullback._solvers.elements import DEGREE, ElementEnergy, Local, equal_times
 from pullback._solvers.mesh import placed, uniform
 from pullback.statistics._paths import ROUGH, Paths
 
-# Elements of a path: as many as its solver used, at most four; refined, at most sixteen, which resolve the walls of
-# `pullback reproduce toy`.
+# Elements of a path, at most; refined, at most sixteen, which resolve the walls of `pullback reproduce toy`.
 _FIRST_MOST, _MOST = 4, 16
 # Relative error of a slope above which a path is not resolved at all, and may hop over what it does not see.
 _BLIND = 0.1
@@ -47,82 +43,18 @@ _LEAST_DAMPING = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """Second-order expansions of the squared lengths of n paths in their centers, other nodes eliminated.
+    """Second-order expansions of the squared lengths of n paths in their centers, other nodes eliminated."""
 
-    Attributes:
-        energy: ``(n,)``.
-        slope: of the energy in the center, ``(n, d)``.
-        hessian: ``(n, d, d)``.
-        inner: decrease that the other nodes promise while the center stays, ``(n,)``.
-        error: estimate of the relative error of the slope, ``(n,)``.
-    """
-
-    energy: Tensor
-    slope: Tensor
-    hessian: Tensor
-    inner: Tensor
-    error: Tensor
-
-
-class Star(abc.ABC):
-    """Paths from centers ``(n, d)``, one per path, to codes ``(n, d)`` (abstract)."""
-
-    converged: Tensor  # (n,)
-    centers: Tensor  # (n, d)
-
-    @abc.abstractmethod
-    def expand(self, exact: bool = True) -> Expansion:
-        """The expansion of the energies; with the Hessian of Gauss and Newton, at half the price, unless `exact`."""
-
-    @abc.abstractmethod
-    def energy(self) -> Tensor:
-        """The energies, ``(n,)``."""
-
-    @abc.abstractmethod
-    def moved(self, step: Tensor, share: Tensor) -> Self:
-        """Paths whose centers took steps ``(n, d)``, and they a share ``(n,)`` of their own; after `expand`."""
-
-    @abc.abstractmethod
-    def replaced(self, rows: Tensor, other: Star) -> Self:
-        """The paths with others in the place of some."""
-
-    def refined(self, rows: Tensor) -> Self | None:
-        """Paths that are better resolved at `rows`; None if none can be."""
-        return None
-
-    def errors(self) -> Tensor:
-        """Estimates of the relative errors of the slopes, ``(n,)``."""
-        return self.expand(exact=False).error
-
-    def kinked(self) -> Tensor:
-        """Which paths would not be known better if they were refined, ``(n,)``."""
-        return torch.ones_like(self.converged)
-
-
-def star(paths: Paths, centers: Tensor, codes: Tensor, *, rough: bool = False) -> Star:
-    """Solves for the paths from centers to codes, each ``(n, d)``.
-
-    With `rough`, a metric without an embedding gets the momenta of the discrete paths as they are; else each path is
-    solved again until its gradient is known.
-    """
-    if paths.is_flat:
-        return LogStar.of(paths, centers, codes)
-    (_, solved), *rest = paths.geodesics(centers, codes)
-    usable = solved.curve.points.isfinite().all(-1).all(-1)
-    if not usable.any():
-        return LogStar.of(paths, centers, codes)
-    chords = ChordEnergy.checked(paths.metric, solved.curve.points[usable])
-    if chords.num_parts == 0:
-        return LogStar.discrete(paths, solved) if rough else LogStar.of(paths, centers, codes)
-    found = ElementStar.of(ElementEnergy(chords), solved)
-    for rows, finer in rest:
-        found = found.replaced(rows, ElementStar.of(found.elements, finer))
-    return found
+    energy: Tensor  # (n,)
+    slope: Tensor  # of the energy in the center, (n, d)
+    hessian: Tensor  # (n, d, d)
+    inner: Tensor  # decrease that the other nodes promise while the center stays, (n,)
+    error: Tensor  # estimate of the relative error of the slope, (n,)
 
 
 @dataclass(eq=False)
-class LogStar(Star):
-    """Paths that are known by their logarithms; the Hessian is that of flat space."""
+class LogStar:
+    """Paths from centers to codes that are known by their logarithms, with the methods of `ElementStar`."""
 
     paths: Paths
     centers: Tensor
@@ -139,11 +71,9 @@ class LogStar(Star):
 
     @classmethod
     def discrete(cls, paths: Paths, solved: Geodesic) -> LogStar:
-        r"""Velocities by the momenta of minimized chords, :math:`-\tfrac T2 \, \partial_0 \mathrm{ds}^2(z_0, z_1)`.
-
-        In 32 segments they turn by 0.003 (median) from those of finer paths under the interpolated metric of
-        ``pullback reproduce land``, and take an eighth of the time.
-        """
+        r"""Velocities by the momenta of minimized chords, :math:`-\tfrac T2 \, \partial_0 \mathrm{ds}^2(z_0, z_1)`."""
+        # in 32 segments they turn by 0.003 (median) from those of finer paths under the interpolated metric of
+        # `pullback reproduce land`, and take an eighth of the time
         nodes = solved.curve.points
         centers, codes, T = nodes[:, 0].detach(), nodes[:, -1], nodes.shape[1] - 1
         with torch.enable_grad(), unvalidated():
@@ -169,28 +99,28 @@ class LogStar(Star):
 
     def replaced(self, rows: Tensor, other: Star) -> LogStar:
         assert isinstance(other, LogStar)
-        new = replace(self)
-        for name in ("centers", "codes", "velocity", "distance", "error", "converged"):
-            values = getattr(self, name).clone()
-            values[rows] = getattr(other, name)
-            setattr(new, name, values)
-        return new
+        names = ("centers", "codes", "velocity", "distance", "error", "converged")
+        return replace(self, **{n: getattr(self, n).index_copy(0, rows, getattr(other, n)) for n in names})
+
+    def refined(self, wanted: Tensor) -> None:
+        return None
+
+    def kinked(self) -> Tensor:
+        return torch.ones_like(self.converged)
 
 
 @dataclass(eq=False)
 class Group:
-    """Paths of as many elements each: their numbers and nodes ``(m, K p + 1, d)``; their energies and what `expand`
-    found, if that is known."""
+    """Paths of as many elements each, and what is known of them."""
 
-    rows: Tensor
-    nodes: Tensor
+    rows: Tensor  # their numbers, (m,)
+    nodes: Tensor  # (m, K p + 1, d)
     energy: Tensor | None = None
     expansion: Expansion | None = None
     responses: list[tuple[Tensor, Tensor]] | None = None
     exact: bool = False
 
     def take(self, chosen: Tensor) -> Group:
-        """Some of the paths."""
         found, responses = self.expansion, self.responses
         return Group(
             self.rows[chosen],
@@ -203,12 +133,12 @@ class Group:
 
 
 @dataclass(eq=False)
-class ElementStar(Star):
+class ElementStar:
     """Paths in elements, in groups by the number of these."""
 
     elements: ElementEnergy
     groups: list[Group]
-    converged: Tensor
+    converged: Tensor  # (n,)
 
     @classmethod
     def of(cls, elements: ElementEnergy, solved: Geodesic) -> ElementStar:
@@ -219,9 +149,9 @@ class ElementStar(Star):
         with torch.no_grad(), unvalidated():
             for K in range(1, _MOST + 1):
                 rows = (counts == K).nonzero()[:, 0]
-                nodes = placed(points[rows], uniform(len(rows), points, K)) if len(rows) else None
-                if nodes is None:
+                if not len(rows):
                     continue
+                nodes = placed(points[rows], uniform(len(rows), points, K))
                 blind = (found._errors(nodes) > _BLIND) & (2 * K <= _MOST)
                 counts[rows[blind]] = 2 * K
                 if not blind.all():
@@ -229,16 +159,18 @@ class ElementStar(Star):
         return found
 
     @property
-    def centers(self) -> Tensor:  # type: ignore[override]
+    def centers(self) -> Tensor:
         return self._scatter([g.nodes[:, 0] for g in self.groups])
 
     def energy(self) -> Tensor:
+        """The energies, ``(n,)``."""
         with torch.no_grad(), unvalidated():
             for g in self.groups:
                 g.energy = self.elements.energy(g.nodes, equal_times(g.nodes)) if g.energy is None else g.energy
         return self._scatter([g.energy for g in self.groups if g.energy is not None])
 
     def expand(self, exact: bool = True) -> Expansion:
+        """The expansion of the energies; with the Hessian of Gauss and Newton, at half the price, unless `exact`."""
         with torch.no_grad(), unvalidated():
             new = [g for g in self.groups if g.expansion is None]
             # paths that stayed keep what is known of them
@@ -265,6 +197,7 @@ class ElementStar(Star):
         return _CAREFUL * self.elements.tails(nodes).amax(1).square()
 
     def kinked(self) -> Tensor:
+        """Which paths would not be known better if they were refined, ``(n,)``."""
         with torch.no_grad(), unvalidated():
             pairs = [(self._errors(g.nodes), self._errors(halved(halved(g.nodes)))) for g in self.groups]
         coarse, fine = (self._scatter(list(errors)) for errors in zip(*pairs, strict=True))
@@ -272,10 +205,12 @@ class ElementStar(Star):
         return (fine > coarse / _SMOOTH) & (coarse < _BLIND) & (coarse > torch.finfo(coarse.dtype).eps)
 
     def errors(self) -> Tensor:
+        """Estimates of the relative errors of the slopes, ``(n,)``."""
         with torch.no_grad(), unvalidated():
             return self._scatter([self._errors(g.nodes) for g in self.groups])
 
     def moved(self, step: Tensor, share: Tensor) -> ElementStar:
+        """Paths whose centers took steps ``(n, d)``, and they a share ``(n,)`` of their own; after `expand`."""
         groups, busy = [], (step != 0).any(-1) | (share != 0)
         with torch.no_grad(), unvalidated():
             for g in self.groups:
@@ -296,26 +231,23 @@ class ElementStar(Star):
         return Group(group.rows, torch.stack(trials)[best, torch.arange(len(best), device=best.device)], least)
 
     def replaced(self, rows: Tensor, other: Star) -> ElementStar:
+        """The paths with others in the place of some."""
         if not isinstance(other, ElementStar):
             raise TypeError("Paths in elements cannot be replaced by logarithms.")
-        stays = torch.ones_like(self.converged)
-        stays[rows] = False
+        stays = torch.ones_like(self.converged).index_fill(0, rows, False)
         kept = [g.take(stays[g.rows]) for g in self.groups]
         groups = [*kept, *(replace(g, rows=rows[g.rows]) for g in other.groups)]
-        converged = self.converged.clone()
-        converged[rows] = other.converged
+        converged = self.converged.index_copy(0, rows, other.converged)
         return ElementStar(self.elements, [g for g in groups if len(g.rows)], converged)
 
-    def refined(self, rows: Tensor) -> ElementStar | None:
-        wanted, groups, changed = torch.zeros_like(self.converged), [], False
-        wanted[rows] = True
+    def refined(self, wanted: Tensor) -> ElementStar | None:
+        """Paths of which those `wanted`, ``(n,)``, are better resolved; None if none can be."""
+        groups, changed = [], False
         for g in self.groups:
             finer = wanted[g.rows] & (len(g.nodes[0]) <= _MOST * DEGREE // 2 + 1)
-            if (~finer).any():
-                groups.append(g.take(~finer))
-            if finer.any():
-                changed = True
-                groups.append(Group(g.rows[finer], halved(g.nodes[finer])))
+            changed |= bool(finer.any())
+            groups += [g.take(~finer)] if not finer.all() else []
+            groups += [Group(g.rows[finer], halved(g.nodes[finer]))] if finer.any() else []
         return replace(self, groups=groups) if changed else None
 
     def _scatter(self, parts: list[Tensor]) -> Tensor:
@@ -324,29 +256,44 @@ class ElementStar(Star):
         return torch.cat(parts)[order]
 
 
+Star = LogStar | ElementStar
+
+
+def star(paths: Paths, centers: Tensor, codes: Tensor, *, rough: bool = False) -> Star:
+    """Solves for the paths from centers to codes, each ``(n, d)``; with `rough`, once also without an embedding."""
+    if paths.is_flat:
+        return LogStar.of(paths, centers, codes)
+    (_, solved), *rest = paths.geodesics(centers, codes)
+    usable = solved.curve.points.isfinite().all(-1).all(-1)
+    if not usable.any():
+        return LogStar.of(paths, centers, codes)
+    chords = ChordEnergy.checked(paths.metric, solved.curve.points[usable])
+    if chords.num_parts == 0:
+        return LogStar.discrete(paths, solved) if rough else LogStar.of(paths, centers, codes)
+    found = ElementStar.of(ElementEnergy(chords), solved)
+    for rows, finer in rest:
+        found = found.replaced(rows, ElementStar.of(found.elements, finer))
+    return found
+
+
 def _joined(groups: list[Group]) -> list[Group]:
     """Groups of which nothing but the energy is known become one for each number of nodes: fewer, larger calls."""
+    joined = [g for g in groups if g.expansion is not None]
     fresh: dict[int, list[Group]] = {}
     for g in groups:
         if g.expansion is None:
             fresh.setdefault(g.nodes.shape[1], []).append(g)
-    joined = [
-        Group(
-            torch.cat([g.rows for g in same]),
-            torch.cat([g.nodes for g in same]),
-            torch.cat([g.energy for g in same if g.energy is not None]),
-        )
-        for same in fresh.values()
-    ]
-    return [*(g for g in groups if g.expansion is not None), *joined]
+    for same in fresh.values():
+        rows, nodes = torch.cat([g.rows for g in same]), torch.cat([g.nodes for g in same])
+        joined.append(Group(rows, nodes, torch.cat([g.energy for g in same if g.energy is not None])))
+    return joined
 
 
 def _condense(local: Local, exact: bool) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]], Tensor]:
     """Eliminates all nodes but the first, element by element from the last; the last node does not move.
 
-    Returns slope and Hessian in the first node, the decrease that the others promise, their responses, and where the
-    matrices are positive definite. The response ``(W, w)`` of an element's nodes to a step s of its first one is ``-(w
-    + W s)``.
+    Returns slope and Hessian in the first, the decrease that the others promise, how they respond, ``-(w + W s)`` in an
+    element whose first node takes a step s, and where matrices are positive definite.
     """
     _, K, p, d = local.gradient.shape
     A = local.gauss.clone()

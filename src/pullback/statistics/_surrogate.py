@@ -1,15 +1,12 @@
 r"""Normalization constants in two parts: a cheap density summed over many points, and what it lacks summed over few.
 
-Of the integral :math:`C = \int e^{-\frac12 r(z)^2} \, dm(z)`, with m the base measure and
-:math:`r(z)^2 = \mathrm{Log}_\mu(z)^\top \Gamma\, \mathrm{Log}_\mu(z)`, only r is expensive: it takes a shortest path.
-Where many values of it are known already it can be guessed between them, :math:`\tilde r`, and
+Of the integral :math:`C = \int e^{-\frac12 r(z)^2} \, dm(z)` of `_normalization.py` only the radius r of tangents is
+expensive: it takes a shortest path. Where many values of it are known it can be guessed between them, :math:`\tilde r`:
 
 .. math:: C = \int e^{-\frac12 \tilde r^2} \, dm + \int \bigl(e^{-\frac12 r^2} - e^{-\frac12 \tilde r^2}\bigr)\, dm .
 
-The first integral takes no path, so it may have ten times the points. The second is small, and so is its noise. Both
-are unbiased whatever the guess is worth (Giles 2015, *Multilevel Monte Carlo methods*), if it was made from other
-points. So the points come in batches, each of which makes the guesses better for the next, until the standard error is
-small.
+The first integral takes no path, so it may have many points. The second is small, as is its noise. Both are unbiased
+(Giles 2015, *Multilevel Monte Carlo methods*) if guesses come from other points: those of the batches before.
 """
 
 from __future__ import annotations
@@ -51,17 +48,16 @@ def log_normalizer(
     log_base: LogBase, radii: Callable[[Tensor], Tensor], known: KnownRadii, num: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """log C and its standard error, in batches of `num` points; `radii` are found by shortest paths."""
-    logs, errors = [], []
+    batches = []
     for k in range(_MAX_BATCHES):
         first = seed + 2 * k * NUM_REPLICATES
         few = importance_sample(log_base, known.points, num, first, adapted=True)
         many = importance_sample(log_base, known.points, max(_CHEAP, num), first + NUM_REPLICATES, adapted=True)
         radius = radii(few.z)
-        value, error = _batch(few, radius, many, known)
-        logs.append(value)
-        errors.append(error)
-        total = torch.stack(logs).logsumexp(0) - torch.tensor(len(logs)).log()
-        scatter = torch.stack(errors).square().sum().sqrt() / len(errors)
+        batches.append(_batch(few, radius, many, known))
+        logs, errors = map(torch.stack, zip(*batches, strict=True))
+        total = logs.logsumexp(0) - torch.tensor(len(logs)).log()
+        scatter = errors.square().sum().sqrt() / len(errors)
         if scatter < _ENOUGH:
             break
         known = KnownRadii(known.points, torch.cat([known.z, few.z]), torch.cat([known.radius, radius]))
@@ -70,19 +66,14 @@ def log_normalizer(
 
 def _batch(few: Sample, radius: Tensor, many: Sample, known: KnownRadii) -> tuple[Tensor, Tensor]:
     """log C and its standard error from radii at few points and guesses at many; without these, if they add noise."""
-    exact = _log_terms(few, radius)
-    shift = exact.max()
-    plain = _replicates(exact, shift)
-    both = plain - _replicates(_log_terms(few, known.guess(few.z)), shift)
-    both = both + _replicates(_log_terms(many, known.guess(many.z)), shift)
+    shift = (few.log_weight - 0.5 * radius.square()).max()
+
+    def replicates(sample: Sample, radius: Tensor) -> Tensor:
+        """The sum as each of the replicates estimates it."""
+        terms = (sample.log_weight - 0.5 * radius.square() - shift).exp()
+        return NUM_REPLICATES * terms.unflatten(0, (NUM_REPLICATES, -1)).sum(1)
+
+    plain = replicates(few, radius)
+    both = plain - replicates(few, known.guess(few.z)) + replicates(many, known.guess(many.z))
     parts = both if both.std() < plain.std() and both.mean() > 0 else plain
     return parts.mean().log() + shift, parts.std() / (NUM_REPLICATES**0.5 * parts.mean())
-
-
-def _log_terms(sample: Sample, radius: Tensor) -> Tensor:
-    return sample.log_weight - 0.5 * radius.square()
-
-
-def _replicates(log_terms: Tensor, shift: Tensor) -> Tensor:
-    """The sum as each of the replicates estimates it."""
-    return NUM_REPLICATES * (log_terms - shift).exp().unflatten(0, (NUM_REPLICATES, -1)).sum(1)

@@ -1,29 +1,31 @@
-"""Solves the blocks of a job where it was asked for, shows how far it is, and says what failed.
+"""Solves the blocks of a job in this process, in a pool of processes, or on the workers of dask.
 
-Blocks are solved in this process, in a pool of processes, or on the workers of dask. Every engine takes a job and
-blocks and yields each block when it is finished, in any order. With a writer the process that solved a block writes it;
-without one the values come back.
+Every engine yields each block when it is finished, in any order. With a writer the process that solved a block writes
+it; without one the values come back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import itertools
 import os
+import pickle
 import re
 import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
-from pullback._geometry.pairwise.job import Job, dumps, load_file, loads
-from pullback._geometry.pairwise.plan import Block
+from pullback._geometry.pairwise.plan import Block, Job
 from pullback._geometry.pairwise.store import BlockWriter
 from pullback._options import check_options
 from pullback._progress import progress
@@ -43,32 +45,60 @@ _NUM_NAMED = 3
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """A finished block: the values of its pairs unless they were written, and how many pairs have none."""
+    """A finished block: the `Status` of its pairs and, unless they were written, their values."""
 
     block: Block
-    num_pairs: int
-    num_failed: int
-    is_new: bool
+    status: np.ndarray
     values: np.ndarray | None
-    status: np.ndarray | None
+    is_new: bool = True
 
 
 def solve(job: Job, block: Block, writer: BlockWriter | None) -> Solved:
     """Solves a block in this process and writes it, unless another process has."""
     with _SOLVING:
-        if writer is not None and writer.has(block):
-            return Solved(block, len(job.plan.pairs(block)[0]), 0, False, None, None)
+        if writer is None:
+            values, status = job.solve(block)
+            return Solved(block, status, values)
+        if writer.has(block):
+            return Solved(block, np.zeros(len(job.plan.pairs(block)[0]), np.int8), None, is_new=False)
         values, status = job.solve(block)
-        if writer is not None:
-            writer.write(block, values, status)
-    kept = (values, status) if writer is None else (None, None)
-    return Solved(block, len(values), int((status != 0).sum()), True, *kept)
+        writer.write(block, values, status)
+        return Solved(block, status, None)
+
+
+def dumps(job: Job) -> bytes:
+    """A job as bytes that other processes can load, also one with lambdas."""
+    import cloudpickle
+
+    stream = io.BytesIO()
+    try:
+        torch.save(replace(job), stream, pickle_module=cloudpickle)
+    except (TypeError, AttributeError, RuntimeError, pickle.PicklingError) as error:
+        raise TypeError(
+            f"The metric, solver or init cannot be sent to other processes ({error}). Solve in this one with n_jobs=1, "
+            "or have each process make its own: pullback distances my_module:make_decoder ... --shard i/n."
+        ) from error
+    return stream.getvalue()
+
+
+@functools.lru_cache(maxsize=2)
+def _load(sent: bytes | Path, device: str | None) -> Job:
+    """The job that was sent, or the file it is in; a process reads it once and solves many blocks."""
+    payload = sent if isinstance(sent, bytes) else sent.read_bytes()
+    return torch.load(io.BytesIO(payload), map_location=device, weights_only=False)
+
+
+def _solve_sent(sent: bytes | Path, block: Block, writer: BlockWriter | None, device: str | None = None) -> Solved:
+    with _SOLVING:
+        job = _load(sent, device)
+    return solve(job, block, writer)
 
 
 def in_pool(
     job: Job, blocks: Sequence[Block], writer: BlockWriter | None, num_jobs: int, devices: Sequence[str] | None = None
 ) -> Iterator[Solved]:
     """In processes of joblib; with `devices`, each block on the next of them. A killed process costs its block only."""
+    from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     remaining = dict.fromkeys(blocks)
@@ -76,8 +106,10 @@ def in_pool(
         file = Path(folder) / "job"
         file.write_bytes(dumps(job))
         for attempt in range(_MAX_RESTARTS + 1):
+            parallel: Any = Parallel(n_jobs=num_jobs, return_as="generator_unordered", max_nbytes=None)
+            tasks = zip(list(remaining), itertools.cycle(devices or [None]), strict=False)
             try:
-                for solved in _pool(str(file), list(remaining), writer, num_jobs, devices):
+                for solved in parallel(delayed(_solve_sent)(file, block, writer, device) for block, device in tasks):
                     del remaining[solved.block]
                     yield solved
                 return
@@ -89,31 +121,18 @@ def in_pool(
                     ) from error
 
 
-def _pool(
-    file: str, blocks: list[Block], writer: BlockWriter | None, num_jobs: int, devices: Sequence[str] | None
-) -> Iterator[Solved]:
-    from joblib import Parallel, delayed
-
-    parallel: Any = Parallel(n_jobs=num_jobs, return_as="generator_unordered", max_nbytes=None)
-    places = itertools.cycle(devices or [None])
-    return parallel(delayed(_solve_file)(file, block, writer, next(places)) for block in blocks)
-
-
-def _solve_file(file: str, block: Block, writer: BlockWriter | None, device: str | None) -> Solved:
-    return solve(load_file(file, device), block, writer)
-
-
 def on_dask(job: Job, blocks: Sequence[Block], writer: BlockWriter | None, client: Any) -> Iterator[Solved]:
     """On the workers of a dask client, or of the scheduler at an address. Blocks of lost workers go to others."""
-    from distributed import as_completed
+    from distributed import Client, as_completed
 
     waiting = iter(blocks)
-    with _connected(client) as connection:
+    connected: Any = Client(client) if isinstance(client, str) else contextlib.nullcontext(client)
+    with connected as connection:
         # A task, not scattered data: were the worker that holds it killed, dask makes it anew.
         payload = connection.submit(bytes, dumps(job), pure=False)
 
         def submit(block: Block) -> Any:
-            return connection.submit(_solve_payload, payload, payload.key, block, writer, pure=False)
+            return connection.submit(_solve_sent, payload, block, writer, pure=False)
 
         room = _PER_THREAD * max(1, sum(connection.nthreads().values()))
         running = as_completed([submit(block) for block in itertools.islice(waiting, room)])
@@ -123,29 +142,6 @@ def on_dask(job: Job, blocks: Sequence[Block], writer: BlockWriter | None, clien
             for block in itertools.islice(waiting, 1):
                 running.add(submit(block))
             yield solved
-
-
-_loaded: dict[str, Job] = {}
-
-
-def _solve_payload(payload: bytes, key: str, block: Block, writer: BlockWriter | None) -> Solved:
-    with _SOLVING:
-        if key not in _loaded:
-            _loaded.clear()
-            _loaded[key] = loads(payload)
-        job = _loaded[key]
-    return solve(job, block, writer)
-
-
-@contextlib.contextmanager
-def _connected(client: Any) -> Iterator[Any]:
-    if not isinstance(client, str):
-        yield client
-        return
-    from distributed import Client
-
-    with Client(client) as connection:
-        yield connection
 
 
 class FailedPairsWarning(UserWarning):
@@ -166,13 +162,7 @@ class FailedPairsWarning(UserWarning):
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """Who solves the blocks.
-
-    Attributes:
-        n_jobs: processes; -1 for one per core, None for that if it pays.
-        client: of dask, or the address of its scheduler.
-        devices: on which blocks are solved in turn, each by its own process.
-    """
+    """Who solves the blocks, with the options of `pullback.pairwise_distances`."""
 
     n_jobs: int | None = None
     client: Any = None
@@ -220,11 +210,7 @@ def _pool_if_it_pays(job: Job, blocks: Sequence[Block], writer: BlockWriter | No
 def run(
     job: Job, engine: Engine, blocks: Sequence[Block], writer: BlockWriter | None, *, errors: Literal["nan", "raise"]
 ) -> tuple[np.ndarray | None, int]:
-    """Solves blocks; returns the result as an array, or None if a writer has it, and the number of blocks solved here.
-
-    Raises:
-        ConvergenceError: with ``errors="raise"``, at the first block with a failed pair.
-    """
+    """Solves blocks; returns the result as an array, or None if a writer has it, and the number of blocks solved."""
     if errors not in ("nan", "raise"):
         raise ValueError(f'errors must be "nan" or "raise"; got {errors!r}.')
     dtype = job.first.new_zeros(0).cpu().numpy().dtype
@@ -234,26 +220,21 @@ def run(
     total = sum(len(job.plan.pairs(block)[0]) for block in blocks)
     with progress("distances", total, unit=" pairs") as bar:
         for solved in engine.solve(job, blocks, writer):
-            num_failed, num_new = num_failed + solved.num_failed, num_new + solved.is_new
-            bar.update(solved.num_pairs)
+            failed = solved.status.nonzero()[0]
+            num_failed, num_new = num_failed + len(failed), num_new + solved.is_new
+            bar.update(len(solved.status))
             if num_failed:
                 bar.set_postfix(failed=num_failed)
-            if result is not None and solved.values is not None and solved.status is not None:
-                for where, part in job.plan.writes(solved.block, solved.values, 0.0):
+            if result is not None and solved.values is not None:
+                for where, part in job.plan.writes(solved.block, solved.values):
                     result[where] = part
-                failures += _failures(job, solved)
+                i, j = job.plan.pairs(solved.block)
+                failures += [(int(i[k]), int(j[k]), str(Status(int(solved.status[k])))) for k in failed]
             if num_failed and errors == "raise":
                 raise ConvergenceError(_sentence(num_failed, failures), result)
     if num_failed:
         warnings.warn(FailedPairsWarning(_sentence(num_failed, failures), failures), stacklevel=3)
     return result, num_new
-
-
-def _failures(job: Job, solved: Solved) -> list[tuple[int, int, str]]:
-    if not solved.num_failed or solved.status is None:
-        return []
-    i, j = job.plan.pairs(solved.block)
-    return [(int(i[k]), int(j[k]), str(Status(int(solved.status[k])))) for k in solved.status.nonzero()[0]]
 
 
 def _sentence(num_failed: int, failures: Sequence[tuple[int, int, str]]) -> str:

@@ -1,36 +1,58 @@
-"""What a stored result depends on, so that a run never adds to the result of another."""
+"""What a stored result depends on, so that a run never adds to the result of another.
+
+A metric enters as a hash. Pickles will not do: their bytes differ between processes for the same model. So the object
+is walked, and what decides its values is hashed: tensors, numbers, names of types, and the code of functions with what
+they refer to. Functions of installed packages count by their name, as their version is recorded beside the hash.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import hashlib
+import inspect
 import platform
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator
+from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
+from torch import Tensor, nn
 
 from pullback._decoders.contract import unvalidated
-from pullback._geometry.pairwise.fingerprint import fingerprint
-from pullback._geometry.pairwise.job import Job
-from pullback._geometry.pairwise.plan import MatrixPlan
+from pullback._geometry.pairwise.plan import Job, MatrixPlan
 
 # Of the layout of the store.
 _FORMAT = 1
 _NUM_PROBES = 8
 # Of the probes: processors round differently, and other weights differ by much more.
 _PROBE_RTOL = 1e-6
+_OTHERS = {
+    "codes": "the codes are others",
+    "metric": "the metric has other weights or settings",
+    "init": "the paths start elsewhere (init)",
+    "pairs": "the pairs are others",
+}
+_PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, np.generic, Enum)
+# What every module has by itself: hooks and the like, and the dictionaries of its state, which is hashed by name.
+_EVERY_MODULE = frozenset(vars(nn.Module()))
+_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")})
 
 
 def manifest(job: Job) -> dict[str, Any]:
     """The facts that decide the numbers of a job, as JSON can hold them."""
     plan = job.plan
-    pairs = "all" if isinstance(plan, MatrixPlan) else fingerprint(plan)
     return {
         "format": _FORMAT,
         "shape": list(plan.shape),
-        "block_size": plan.chunk[0],
+        "block_size": plan.size,
         "symmetric": isinstance(plan, MatrixPlan) and plan.symmetric,
-        "pairs": pairs,
+        "pairs": "all" if isinstance(plan, MatrixPlan) else fingerprint(plan),
         "dtype": str(job.first.dtype).removeprefix("torch."),
         "codes": fingerprint(job.first, job.second),
         "metric": fingerprint(job.metric),
@@ -48,23 +70,19 @@ def difference(stored: dict[str, Any], present: dict[str, Any]) -> str | None:
     for key, here in present.items():
         there = stored.get(key)
         if key == "probe":
-            if not np.allclose(_floats(there), _floats(here), rtol=_PROBE_RTOL, equal_nan=True):
+            # What is not finite is stored as None, and read as NaN.
+            old, new = (np.array(values or [], float) for values in (there, here))
+            if not np.allclose(old, new, rtol=_PROBE_RTOL, equal_nan=True):
                 return "the metric measures steps between the codes differently, although its weights are the same"
         elif key == "versions" and there is not None:
             changed = [name for name in here if there.get(name) != here[name]]
             if changed:
                 return f"{changed[0]} is {here[changed[0]]} here and was {there.get(changed[0])} there"
         elif there != here:
-            return _NAMES.get(key, "{key} is {here} here and was {there} there").format(key=key, here=here, there=there)
+            return _OTHERS.get(key, "{key} is {here} here and was {there} there").format(
+                key=key, here=here, there=there
+            )
     return None
-
-
-_NAMES = {
-    "codes": "the codes are others",
-    "metric": "the metric has other weights or settings",
-    "init": "the paths start elsewhere (init)",
-    "pairs": "the pairs are others",
-}
 
 
 def _probe(job: Job) -> list[float | None]:
@@ -77,10 +95,6 @@ def _probe(job: Job) -> list[float | None]:
     return [x if np.isfinite(x) else None for x in ds2.double().cpu().tolist()]
 
 
-def _floats(values: list[float | None] | None) -> np.ndarray:
-    return np.array([np.nan if x is None else x for x in values or []])
-
-
 def _version(name: str) -> str:
     if name == "python":
         return ".".join(platform.python_version_tuple()[:2])
@@ -88,3 +102,78 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "not installed"
+
+
+def fingerprint(*things: Any) -> str:
+    """A hash of everything that the values of some objects depend on."""
+    digest, seen = hashlib.sha256(), {}
+    for thing in things:
+        for piece in _walk(thing, seen):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _walk(thing: Any, seen: dict[int, Any]) -> Iterator[bytes]:
+    """An object and all it refers to, each part once."""
+    if isinstance(thing, bytes):
+        yield thing
+    elif isinstance(thing, _PLAIN):
+        yield repr(thing).encode() + b"\0"
+    elif id(thing) in seen:
+        yield b"again\0"
+    else:
+        # Keeping the object keeps its address from being used again. Equal tuples may be one object or two.
+        if not isinstance(thing, tuple):
+            seen[id(thing)] = thing
+        yield f"{type(thing).__module__}.{type(thing).__qualname__}".encode() + b"\0"
+        for part in _parts(thing):
+            yield from _walk(part, seen)
+
+
+def _parts(thing: Any) -> Iterable[Any]:
+    """What an object's values depend on."""
+    if isinstance(thing, Tensor):
+        flat = thing.detach().cpu().contiguous().reshape(-1)
+        return thing.dtype, tuple(thing.shape), flat.view(torch.uint8).numpy().tobytes()
+    if isinstance(thing, np.ndarray):
+        return str(thing.dtype), thing.shape, np.ascontiguousarray(thing).tobytes()
+    if sparse.issparse(thing):
+        matrix = sparse.csr_array(thing)
+        return matrix.shape, matrix.indptr, matrix.indices, matrix.data
+    if isinstance(thing, nn.Module):
+        own = {k: v for k, v in vars(thing).items() if k not in _EVERY_MODULE and not _is_cache(thing, k)}
+        return repr(thing), dict(thing.state_dict()), dict(thing.named_children()), own
+    if isinstance(thing, dict):
+        return [part for key in sorted(thing, key=repr) for part in (key, thing[key])]
+    if isinstance(thing, set | frozenset):
+        return sorted(map(repr, thing))
+    if isinstance(thing, list | tuple):
+        return thing
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        return [getattr(thing, f.name) for f in dataclasses.fields(thing)]
+    if callable(thing):
+        return _callable_parts(thing)
+    if isinstance(thing, types.ModuleType):
+        return [thing.__name__]
+    return [{k: v for k, v in getattr(thing, "__dict__", {}).items() if not _is_cache(thing, k)}]
+
+
+def _callable_parts(function: Any) -> Iterable[Any]:
+    if isinstance(function, functools.partial):
+        return function.func, function.args, function.keywords
+    if isinstance(function, types.MethodType):
+        return function.__func__, function.__self__
+    if not isinstance(function, types.FunctionType) or function.__code__.co_filename.startswith(_INSTALLED):
+        return [getattr(function, "__module__", None), getattr(function, "__qualname__", None)]
+    found = inspect.getclosurevars(function)
+    return _code(function.__code__), function.__defaults__, function.__kwdefaults__, found.nonlocals, found.globals
+
+
+def _code(code: types.CodeType) -> list[Any]:
+    """The instructions of a function and its constants, without the places they were read from."""
+    constants = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    return [code.co_code, code.co_names, constants]
+
+
+def _is_cache(thing: Any, name: str) -> bool:
+    return isinstance(getattr(type(thing), name, None), functools.cached_property)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from pullback._geometry.geodesic import solver_or_default
 from pullback._geometry.pairwise.engines import Engine, run
-from pullback._geometry.pairwise.job import Job, Starts
 from pullback._geometry.pairwise.manifest import manifest
-from pullback._geometry.pairwise.plan import MatrixPlan
-from pullback._geometry.pairwise.store import DistanceStore, clean, open_writer, unfinished
+from pullback._geometry.pairwise.plan import Job, MatrixPlan, Starts
+from pullback._geometry.pairwise.store import UNFINISHED_WRITE, DistanceStore, open_writer, unfinished
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._solvers.base import ConvergenceError, Solver
@@ -96,18 +95,27 @@ def pairwise_distances(
                 [2.0000, 3.6056, 0.0000]], dtype=torch.float64)
     """
     check_options(block_size=block_size, batch_size=batch_size)
-    _check(shard, out)
-    Z, Y = (codes_for(metric, Z, a_set=True)[0], None) if Y is None else codes_for(metric, Z, Y, a_set=True)
-    first, second = Z.detach(), (Z if Y is None else Y).detach()
-    size = block_size or default_block_size(max(len(first), len(second)), Z.device.type)
-    plan = MatrixPlan(len(first), len(second), size, symmetric=Y is None)
+    if shard is not None and out is None:
+        raise ValueError("shard= needs out=, the folder where the parts of the matrix meet.")
+    if shard is not None and not 0 <= shard[0] < shard[1]:
+        raise ValueError(f"shard=(i, n) counts from 0: i must be at least 0 and less than n; got {shard}.")
+    first, second = (codes.detach() for codes in codes_for(metric, Z, Z if Y is None else Y, a_set=True))
+    least, most = _BLOCK_LIMITS.get(first.device.type, _BLOCK_LIMITS["cuda"])
+    wanted = 1 << (max(len(first), len(second)) // _BLOCKS_PER_SIDE).bit_length()
+    plan = MatrixPlan(len(first), len(second), block_size or min(max(wanted, least), most), symmetric=Y is None)
     job = Job(metric, first, second, plan, solver_or_default(solver), init, batch_size or default_batch_size(first))
     engine = Engine(n_jobs, client, devices and [str(device) for device in devices])
-    blocks = list(job.plan.blocks())
+    blocks = plan.blocks()
     if out is None:
-        _check_memory(job)
+        num_bytes = len(first) * len(second) * first.element_size()
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else num_bytes
+        if num_bytes > _MEMORY_SHARE * available:
+            raise MemoryError(
+                f"A matrix of {len(first):,} by {len(second):,} distances takes {num_bytes / 1e9:.0f} GB. Pass "
+                "out='distances.zarr' to keep it on disk, or use pullback.neighbors."
+            )
         matrix, _ = run(job, engine, blocks, None, errors=errors)
-        return torch.as_tensor(matrix).to(Z.device)
+        return torch.as_tensor(matrix).to(first.device)
     store = stored(job, engine, blocks if shard is None else blocks[shard[0] :: shard[1]], Path(out), errors)
     failures = store.failures() if errors == "raise" else []
     if failures:
@@ -124,52 +132,18 @@ def stored(job: Job, engine: Engine, blocks: list, path: Path, errors: Literal["
     _, num_solved = run(job, engine, unfinished(writer, blocks), writer, errors=errors)
     store = replace(DistanceStore.open(path), num_solved=num_solved)
     if store.complete:
-        clean(path)
+        # What killed processes left half written; nobody writes to a finished store.
+        for file in path.rglob(UNFINISHED_WRITE):
+            file.unlink(missing_ok=True)
     return store
 
 
-def default_block_size(num_codes: int, device_type: str) -> int:
-    """Codes on the side of a block.
-
-    >>> [default_block_size(n, "cpu") for n in (100, 10_000, 1_000_000)]
-    [32, 256, 512]
-    """
-    least, most = _BLOCK_LIMITS.get(device_type, _BLOCK_LIMITS["cuda"])
-    wanted = 1 << max(0, num_codes // _BLOCKS_PER_SIDE).bit_length()
-    return min(max(wanted, least), most)
-
-
 def default_batch_size(codes: Tensor) -> int:
-    """Pairs solved together.
-
-    Where the device is what limits them, a pair takes the memory of its finest curve and of its Hessian on some 32
-    segments, four times each.
-
-    >>> default_batch_size(torch.zeros(1, 2))
-    1024
-    """
+    """Pairs solved together."""
     most = _BATCH.get(codes.device.type, _BATCH["cuda"])
     if codes.device.type != "cuda":
         return most
     d, available = codes.shape[1], _DEVICE_SHARE * torch.cuda.get_device_properties(codes.device).total_memory
+    # The memory of a pair's finest curve and of its Hessian on some 32 segments, four times each.
     per_pair = 4 * codes.element_size() * (1024 * d + 32 * d**2)
     return max(1, min(most, int(available / per_pair)))
-
-
-def _check(shard: tuple[int, int] | None, out: object) -> None:
-    if shard is None:
-        return
-    if out is None:
-        raise ValueError("shard= needs out=, the folder where the parts of the matrix meet.")
-    if not 0 <= shard[0] < shard[1]:
-        raise ValueError(f"shard=(i, n) counts from 0: i must be at least 0 and less than n; got {shard}.")
-
-
-def _check_memory(job: Job) -> None:
-    num_bytes = job.plan.shape[0] * job.plan.shape[1] * job.first.element_size()
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else num_bytes
-    if num_bytes > _MEMORY_SHARE * available:
-        raise MemoryError(
-            f"A matrix of {job.plan.shape[0]:,} by {job.plan.shape[1]:,} distances takes {num_bytes / 1e9:.0f} GB. "
-            "Pass out='distances.zarr' to keep it on disk, or use pullback.neighbors."
-        )

@@ -4,13 +4,19 @@ Candidates of a code are those nearest to it in an embedding of the metric, wher
 from below, and in the latent space. The k with the shortest straight lines are solved. The worst of them is farther
 than the k-th neighbor, so of the others only those with a smaller bound are solved. If no code left out has a smaller
 bound either, the neighbors are certain.
+
+In a Euclidean embedding :math:`\varphi` no path is shorter than the straight line. An orthogonal projection only
+shortens lines, and so does taking the norm of what it leaves out, so a few coordinates suffice for a bound:
+
+.. math:: |P(\varphi_a - \varphi_b)|^2 + (|Q\varphi_a| - |Q\varphi_b|)^2 \le |\varphi_a - \varphi_b|^2 \le d(a, b)^2,
+   \quad Q = 1 - P .
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,12 +31,9 @@ from pullback._curves.steps import MAX_DECODED, safe_sqrt, squared_steps
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.certificate import lower_bounds
 from pullback._geometry.geodesic import solver_or_default
-from pullback._geometry.pairwise.bounds import nearest_in_position, positions
-from pullback._geometry.pairwise.connectivities import fuzzy_union
 from pullback._geometry.pairwise.engines import Engine, run
-from pullback._geometry.pairwise.job import Job, Starts
 from pullback._geometry.pairwise.matrix import default_batch_size, stored
-from pullback._geometry.pairwise.plan import ListPlan
+from pullback._geometry.pairwise.plan import Job, ListPlan, Starts
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress
@@ -44,6 +47,18 @@ _CANDIDATES = 4
 _STEPS = 4
 # Pairs in a block of a list; what a killed process loses.
 _BLOCK = 4096
+# Coordinates kept of an embedding. Of the VAEs of benchmarks/distances.py, with 784 pixels, the others hold 1e-4 of the
+# variance for 2 latent dimensions and 4e-3 for 10.
+_MAX_COORDINATES = 64
+# Codes from which the leading coordinates are found, and pairs on which the bound is checked against the family's own.
+_SAMPLE = 1024
+# Numbers of a matrix of flat distances held at once.
+_AT_ONCE = 2**23
+# Relative error of a chord between rounded positions.
+_ROUNDING = 1e-9
+# Of the bandwidths of a graph's weights. The least bandwidth is in units of the mean distance, as in umap-learn.
+_BISECTIONS = 64
+_MIN_SCALE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,42 +162,118 @@ def neighbors(
     """
     check_options(max_candidates=max_candidates, batch_size=batch_size)
     own = queries is None
-    Z, asked = codes_for(metric, Z, Z if queries is None else queries, a_set=True)
+    Z, asked = (codes.detach() for codes in codes_for(metric, Z, Z if queries is None else queries, a_set=True))
     if not isinstance(k, int | np.integer) or not 1 <= k <= len(Z) - own:
         raise ValueError(f"k={k} must be between 1 and {len(Z) - own}, the number of codes that may be neighbors.")
     most = min(len(Z) - own, max_candidates or _CANDIDATES * k)
-    candidates = _candidates(metric, asked.detach(), Z.detach(), k, max(k, most), own)
+    candidates = _candidates(metric, asked, Z, k, max(k, most), own)
     engine = Engine(n_jobs, client, devices and [str(device) for device in devices])
-    batch = batch_size or default_batch_size(Z)
-    nothing = ListPlan(np.zeros(0, int), np.zeros(0, int), _BLOCK)
-    job = Job(metric, asked.detach(), Z.detach(), nothing, solver_or_default(solver), init, batch)
-    return _Search(job, engine, candidates, k, None if out is None else Path(out), errors).run()
+    solver, batch_size = solver_or_default(solver), batch_size or default_batch_size(Z)
+
+    def solve(chosen: np.ndarray, name: str) -> np.ndarray | None:
+        plan = ListPlan(candidates.first[chosen], candidates.second[chosen], _BLOCK)
+        job = Job(metric, asked, Z, plan, solver, init, batch_size)
+        if out is None:
+            return run(job, engine, plan.blocks(), None, errors=errors)[0]
+        return stored(job, engine, plan.blocks(), Path(out) / name, errors).distances[:]
+
+    return _search(candidates, k, solve)
 
 
 @dataclass(frozen=True, eq=False)
 class _Candidates:
-    """Pairs that may be neighbors, each once, ordered by query.
+    """Pairs that may be neighbors: ``(first[i], second[i])`` for the i-th, each once.
 
-    `row` and `column` number them; `lower` bounds their distances, `straight` is the length of the straight line,
-    `beyond` ``(m,)`` bounds all that are not listed. With `own`, a pair serves both of its codes.
+    `lower` bounds their distances, `straight` is the length of the straight line, and `beyond`, one per query, bounds
+    all that are not listed. The i-th entry of the graph is the pair ``pair[i]`` as seen from its code ``row[i]``: if
+    the queries are the codes themselves, a pair is seen from both.
     """
 
-    row: np.ndarray
-    column: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
     lower: np.ndarray
     straight: np.ndarray
     beyond: np.ndarray
-    num_rows: int
-    num_columns: int
-    own: bool
+    row: np.ndarray
+    column: np.ndarray
+    pair: np.ndarray
+    shape: tuple[int, int]
 
-    def views(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The pairs as seen from each of their codes: row, column, value, number of the pair."""
-        number = np.arange(len(self.row))
-        if not self.own:
-            return self.row, self.column, values, number
-        rows, columns = np.concatenate([self.row, self.column]), np.concatenate([self.column, self.row])
-        return rows, columns, np.concatenate([values, values]), np.concatenate([number, number])
+    def least(self, values: np.ndarray, k: int) -> np.ndarray:
+        """The entries with the k least values of each row, by row and then by value, NaN last."""
+        order = np.lexsort((self.column, values[self.pair], self.row))
+        begins = np.flatnonzero(np.diff(self.row[order], prepend=-1))
+        rank = np.arange(len(order)) - np.repeat(begins, np.diff(begins, append=len(order)))
+        return order[rank < k]
+
+    def nearest(self, distance: np.ndarray, k: int) -> tuple[sparse.csr_array, np.ndarray]:
+        """The k least distances of each row, and the last of them, infinite where fewer are known."""
+        kept = self.least(distance, k)
+        kept = kept[np.isfinite(distance[self.pair[kept]])]
+        counts = np.bincount(self.row[kept], minlength=self.shape[0])
+        pointer, values = np.concatenate([[0], np.cumsum(counts)]), distance[self.pair[kept]]
+        reach = np.full(len(counts), np.inf)
+        reach[counts == k] = values[pointer[1:][counts == k] - 1]
+        return sparse.csr_array((values, self.column[kept], pointer), shape=self.shape), reach
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Codes as points of flat space, ``(n, r)``, and whether no distance falls below the flat one."""
+
+    points: Tensor
+    is_bound: bool
+
+
+def positions(metric: Metric, codes: Tensor) -> Positions:
+    """In the metric's Euclidean embedding, or the codes themselves, which only rank, if it has none."""
+    sample = _embed(metric, codes[torch.linspace(0, len(codes) - 1, min(len(codes), _SAMPLE)).long().to(codes.device)])
+    if sample is None:
+        return Positions(codes.double(), False)
+    center, parts = sample.nanmean(0), []
+    basis = torch.linalg.svd(sample[sample.isfinite().all(-1)] - center, full_matrices=False).Vh[:_MAX_COORDINATES]
+    for some in codes.split(MAX_DECODED):
+        embedded = _embed(metric, some)
+        if embedded is None:
+            return Positions(codes.double(), False)
+        moved = embedded - center
+        leading = moved @ basis.mT
+        rest = torch.linalg.vector_norm(moved - leading @ basis, dim=-1, keepdim=True)
+        parts.append(torch.cat([leading, rest], -1))
+    points = torch.cat(parts)
+    # Does the family agree? An embedding of a subfamily, such as Normals of one scale, bounds nothing off it.
+    i = torch.arange(min(len(codes), _SAMPLE), device=codes.device)
+    j = (i * 7919 + 1) % len(codes)
+    with torch.no_grad(), unvalidated():
+        family = lower_bounds(metric, codes[i], codes[j]).double()
+    flat = torch.linalg.vector_norm(points[i] - points[j], dim=-1)
+    known = flat.isfinite() & family.isfinite()
+    return Positions(points, bool((flat[known] <= family[known] * (1 + _ROUNDING) + 1e-12).all()))
+
+
+def _embed(metric: Metric, codes: Tensor) -> Tensor | None:
+    with torch.no_grad(), unvalidated():
+        dual = metric.embed(codes)
+    return dual[0].double() if dual is not None and dual[0] is dual[1] else None
+
+
+def nearest_in_position(queries: Tensor, points: Tensor, num: int, *, own: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """For each query the `num` nearest points, but itself with `own`; their distances, and the least one left out."""
+    size = max(1, _AT_ONCE // max(1, len(points)))
+    found = []
+    for start in range(0, len(queries), size):
+        some = queries[start : start + size]
+        flat = torch.cdist(some, points).nan_to_num(torch.inf)
+        if own:
+            flat[torch.arange(len(some)), torch.arange(start, start + len(some))] = torch.inf
+        best = flat.topk(min(num + 1, flat.shape[1]), largest=False, sorted=True)
+        index = best.indices[:, :num]
+        exact = torch.linalg.vector_norm(some[:, None] - points[index], dim=-1)
+        exact[best.values[:, :num].isinf()] = torch.inf
+        beyond = best.values[:, num] if best.values.shape[1] > num else flat.new_full((len(some),), torch.inf)
+        found.append((index, exact * (1 - _ROUNDING), beyond * (1 - _ROUNDING)))
+    index, lower, beyond = (torch.cat(part) for part in zip(*found, strict=True))
+    return index, lower, beyond
 
 
 @progress("candidates")
@@ -194,11 +285,18 @@ def _candidates(metric: Metric, queries: Tensor, codes: Tensor, k: int, num: int
     row, column = known.nonzero()[0], index[known]
     # On the far side of a wall codes look alike and are not near, so those nearest in the latent space count too.
     near = _near_in_latent_space(queries, codes, k, own)
-    row, column = _unique(np.concatenate([row, near[0]]), np.concatenate([column, near[1]]), len(codes), own)
-    lower = np.nan_to_num(_measured(partial(lower_bounds, metric), queries, codes, row, column))
-    left_out = beyond if both.is_bound else np.full(len(queries), np.inf if num >= len(codes) - own else 0.0)
-    straight = np.nan_to_num(_measured(partial(_straight_lengths, metric), queries, codes, row, column), nan=np.inf)
-    return _Candidates(row, column, lower, straight, left_out, len(queries), len(codes), own)
+    row, column = np.concatenate([row, near[0]]), np.concatenate([column, near[1]])
+    if own:
+        row, column = np.minimum(row, column), np.maximum(row, column)
+    first, second = np.divmod(np.unique(row.astype(np.int64) * len(codes) + column), len(codes))
+    lower = np.nan_to_num(_measured(partial(lower_bounds, metric), queries, codes, first, second))
+    straight = np.nan_to_num(_measured(partial(_straight_lengths, metric), queries, codes, first, second), nan=np.inf)
+    if not both.is_bound:
+        beyond = np.full(len(queries), np.inf if num >= len(codes) - own else 0.0)
+    row, column, pair = first, second, np.arange(len(first))
+    if own:
+        row, column, pair = (np.concatenate(x) for x in ((first, second), (second, first), (pair, pair)))
+    return _Candidates(first, second, lower, straight, beyond, row, column, pair, (len(queries), len(codes)))
 
 
 def _near_in_latent_space(queries: Tensor, codes: Tensor, num: int, own: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -212,13 +310,6 @@ def _near_in_latent_space(queries: Tensor, codes: Tensor, num: int, own: bool) -
     found = tree.query(queries.cpu().double().numpy()[asked], k=number)[1].reshape(len(asked), number)
     row, column = np.repeat(asked, number), finite[found.ravel()]
     return (row[row != column], column[row != column]) if own else (row, column)
-
-
-def _unique(row: np.ndarray, column: np.ndarray, num_columns: int, own: bool) -> tuple[np.ndarray, np.ndarray]:
-    if own:
-        row, column = np.minimum(row, column), np.maximum(row, column)
-    pairs = np.unique(row.astype(np.int64) * num_columns + column)
-    return pairs // num_columns, pairs % num_columns
 
 
 def _measured(measure: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor, *pairs: np.ndarray) -> np.ndarray:
@@ -236,78 +327,43 @@ def _straight_lengths(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
     return safe_sqrt(squared_steps(metric, torch.lerp(a[:, None], b[:, None], w))[0]).sum(-1)
 
 
-@dataclass(frozen=True, eq=False)
-class _Search:
-    """Solves the candidates that the bounds do not exclude."""
-
-    job: Job
-    engine: Engine
-    candidates: _Candidates
-    k: int
-    out: Path | None
-    errors: Literal["nan", "raise"]
-
-    def run(self) -> Neighbors:
-        c = self.candidates
-        distance = np.full(len(c.row), np.nan)
-        solved = np.zeros(len(c.row), bool)
-        self._solve(self._most_promising(c.straight), distance, solved, "round-0")
-        reach = self._reach(distance)
-        rows, _, lower, number = c.views(c.lower)
-        needed = np.zeros(len(c.row), bool)
-        needed[number[lower <= reach[rows]]] = True
-        self._solve(needed & ~solved, distance, solved, "round-1")
-        certified = (self._reach(distance) <= c.beyond) & self._without_failures(distance, solved)
-        return Neighbors(self._matrix(distance), certified, int(solved.sum()), self.k)
-
-    def _solve(self, chosen: np.ndarray, distance: np.ndarray, solved: np.ndarray, name: str) -> None:
-        """Fills in the distances of some pairs."""
-        c = self.candidates
-        plan = ListPlan(c.row[chosen], c.column[chosen], _BLOCK)
-        job = replace(self.job, plan=plan)
-        blocks, out = list(plan.blocks()), None if self.out is None else self.out / name
-        if out is None:
-            values, _ = run(job, self.engine, blocks, None, errors=self.errors)
-        else:
-            values = stored(job, self.engine, blocks, out, self.errors).distances[:]
-        distance[chosen], solved[chosen] = values, True
-
-    def _most_promising(self, values: np.ndarray) -> np.ndarray:
-        """The pairs among the k least values of one of their codes."""
-        rows, _, _, number = self._sorted(values)
-        chosen = np.zeros(len(values), bool)
-        chosen[number[_rank(rows) < self.k]] = True
-        return chosen
-
-    def _reach(self, distance: np.ndarray) -> np.ndarray:
-        """The k-th least distance of each row, infinite where fewer are known."""
-        rows, _, values, _ = self._sorted(distance)
-        reach = np.full(self.candidates.num_rows, np.inf)
-        last = (_rank(rows) == self.k - 1) & np.isfinite(values)
-        reach[rows[last]] = values[last]
-        return reach
-
-    def _without_failures(self, distance: np.ndarray, solved: np.ndarray) -> np.ndarray:
-        rows, _, failed, _ = self.candidates.views(solved & np.isnan(distance))
-        right = np.ones(self.candidates.num_rows, bool)
-        right[rows[failed]] = False
-        return right
-
-    def _matrix(self, distance: np.ndarray) -> sparse.csr_array:
-        rows, columns, values, _ = self._sorted(distance)
-        kept = (_rank(rows) < self.k) & np.isfinite(values)
-        pointer = np.concatenate([[0], np.cumsum(np.bincount(rows[kept], minlength=self.candidates.num_rows))])
-        shape = self.candidates.num_rows, self.candidates.num_columns
-        return sparse.csr_array((values[kept], columns[kept], pointer), shape=shape)
-
-    def _sorted(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The pairs as seen from each code, by code and then by value, NaN last."""
-        rows, columns, seen, number = self.candidates.views(values)
-        order = np.lexsort((columns, seen, rows))
-        return rows[order], columns[order], seen[order], number[order]
+def _search(c: _Candidates, k: int, solve: Callable[[np.ndarray, str], np.ndarray | None]) -> Neighbors:
+    """Solves the candidates that the bounds do not exclude: the most promising ones, and those as near as they are."""
+    distance, chosen = np.full(len(c.first), np.nan), np.zeros(len(c.first), bool)
+    chosen[c.pair[c.least(c.straight, k)]] = True
+    distance[chosen] = solve(chosen, "round-0")
+    reach = c.nearest(distance, k)[1]
+    needed = np.zeros_like(chosen)
+    needed[c.pair[c.lower[c.pair] <= reach[c.row]]] = True
+    needed &= ~chosen
+    distance[needed] = solve(needed, "round-1")
+    solved = chosen | needed
+    matrix, reach = c.nearest(distance, k)
+    certified = reach <= c.beyond
+    certified[c.row[(solved & np.isnan(distance))[c.pair]]] = False
+    return Neighbors(matrix, certified, int(solved.sum()), k)
 
 
-def _rank(rows: np.ndarray) -> np.ndarray:
-    """Places within runs of equal numbers: 0, 1, ... from the beginning of each."""
-    begins = np.flatnonzero(np.diff(rows, prepend=-1))
-    return np.arange(len(rows)) - np.repeat(begins, np.diff(begins, append=len(rows)))
+def fuzzy_union(distances: sparse.csr_array) -> sparse.csr_array:
+    r"""Weights of the symmetric neighbor graph, as in UMAP (McInnes, Healy and Melville 2018, section 3).
+
+    From code i, a neighbor at distance d weighs :math:`\exp(-(d - \rho_i)_+ / \sigma_i)`, where :math:`\rho_i` is the
+    distance of the nearest that is no copy and :math:`\sigma_i` makes the weights of a row sum to :math:`\log_2 k`, k
+    counting the code itself. Both directions are joined as probabilities, :math:`a + b - ab`.
+    """
+    counts = np.diff(distances.indptr)
+    n = len(counts)
+    rows, d = np.repeat(np.arange(n), counts), distances.data.astype(float)
+    nearest = np.full(n, np.inf)
+    np.minimum.at(nearest, rows[d > 0], d[d > 0])
+    excess = np.maximum(d - np.where(np.isfinite(nearest), nearest, 0.0)[rows], 0.0)
+    low, high, scale, target = np.zeros(n), np.full(n, np.inf), np.ones(n), np.log2(counts + 1.0)
+    for _ in range(_BISECTIONS):
+        with np.errstate(under="ignore"):
+            total = np.bincount(rows, np.exp(-excess / scale[rows]), minlength=n)
+        high, low = np.where(total > target, scale, high), np.where(total > target, low, scale)
+        scale = np.where(np.isinf(high), 2 * scale, 0.5 * (low + np.minimum(high, 1e300)))
+    mean, overall = np.bincount(rows, d, minlength=n) / np.maximum(counts, 1), d.mean() if len(d) else 1.0
+    scale = np.maximum(scale, _MIN_SCALE * np.where(mean > 0, mean, overall)).clip(np.finfo(float).tiny)
+    one_way = sparse.csr_array((np.exp(-excess / scale[rows]), distances.indices, distances.indptr), distances.shape)
+    return sparse.csr_array(one_way + one_way.T - one_way * one_way.T)

@@ -1,26 +1,32 @@
-"""Which pairs are solved together: the blocks of a matrix or of a list of pairs."""
+"""Which pairs are solved together, the blocks of a matrix or of a list of pairs, and the work of one block."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from pullback._geometry.geodesic import geodesic
+from pullback._metrics.base import Metric
+from pullback._solvers.base import Solver, Status, converged
+from pullback._starts.code_graph import CodeGraph
+from pullback._starts.graph import Graph
 
 # The coordinates of a chunk of the result: (row, column) of a matrix, (k,) of a list.
 Block = tuple[int, ...]
-Write = tuple[tuple[slice, ...], np.ndarray]
+Slices = tuple[slice, ...]
+Starts = Graph | Sequence[Graph | None] | None
 
 
 @dataclass(frozen=True, eq=False)
 class MatrixPlan:
-    """All pairs of two sets of codes, or of one with itself (each pair once, no code with itself).
-
-    >>> plan = MatrixPlan(5, 5, size=3, symmetric=True)
-    >>> list(plan.blocks())
-    [(0, 0), (0, 1), (1, 1)]
-    """
+    """All pairs of two sets of codes, or of one with itself (each pair once, no code with itself)."""
 
     num_rows: int
     num_columns: int
@@ -32,55 +38,36 @@ class MatrixPlan:
         """Of the result."""
         return self.num_rows, self.num_columns
 
-    @property
-    def chunk(self) -> tuple[int, ...]:
-        """Shape of the result of one block."""
-        return self.size, self.size
-
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> list[Block]:
         """All blocks to be solved."""
         rows, columns = (range(-(-n // self.size)) for n in self.shape)
-        return (block for block in itertools.product(rows, columns) if not self.symmetric or block[0] <= block[1])
+        return [block for block in itertools.product(rows, columns) if not self.symmetric or block[0] <= block[1]]
 
     def pairs(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the first and of the second codes of a block's pairs."""
-        rows, columns = self._numbers(block)
+        rows, columns = (np.arange(s.start, s.stop) for s in _slices(self, block))
         i, j = np.repeat(rows, len(columns)), np.tile(columns, len(rows))
         if self.symmetric and block[0] == block[1]:
             i, j = i[i < j], j[i < j]
         return i, j
 
-    def writes(self, block: Block, values: np.ndarray, diagonal: float) -> list[Write]:
+    def writes(self, block: Block, values: np.ndarray) -> list[tuple[Slices, np.ndarray]]:
         """What to write where for the values of a block's pairs. The chunk at `block` itself comes last."""
-        rows, columns = self._numbers(block)
-        here = tuple(slice(part[0], part[-1] + 1) for part in (rows, columns))
+        here, (i, j) = _slices(self, block), self.pairs(block)
+        matrix = np.zeros([s.stop - s.start for s in here], values.dtype)
+        matrix[i - here[0].start, j - here[1].start] = values
         if not self.symmetric:
-            return [(here, values.reshape(len(rows), len(columns)))]
-        if block[0] != block[1]:
-            matrix = values.reshape(len(rows), len(columns))
-            return [(here[::-1], matrix.T), (here, matrix)]
-        matrix = np.full((len(rows), len(rows)), diagonal, values.dtype)
-        upper = np.triu_indices(len(rows), 1)
-        matrix[upper] = matrix.T[upper] = values
-        return [(here, matrix)]
+            return [(here, matrix)]
+        return [(here, matrix + matrix.T)] if block[0] == block[1] else [(here[::-1], matrix.T), (here, matrix)]
 
     def chunks(self, block: Block) -> list[Block]:
         """The chunks that `writes` fills."""
         return [block[::-1], block] if self.symmetric and block[0] != block[1] else [block]
 
-    def _numbers(self, block: Block) -> list[np.ndarray]:
-        """Of the codes in the rows and in the columns of a block."""
-        return [np.arange(b * self.size, min((b + 1) * self.size, n)) for b, n in zip(block, self.shape, strict=True)]
-
 
 @dataclass(frozen=True, eq=False)
 class ListPlan:
-    """Pairs that are given one by one.
-
-    >>> plan = ListPlan(np.array([0, 0, 1]), np.array([1, 2, 2]), size=2)
-    >>> list(plan.blocks()), plan.pairs((1,))
-    ([(0,), (1,)], (array([1]), array([2])))
-    """
+    """Pairs that are given one by one."""
 
     first: np.ndarray
     second: np.ndarray
@@ -90,25 +77,96 @@ class ListPlan:
     def shape(self) -> tuple[int, ...]:
         return (len(self.first),)
 
-    @property
-    def chunk(self) -> tuple[int, ...]:
-        return (self.size,)
-
-    def blocks(self) -> Iterator[Block]:
-        return ((k,) for k in range(-(-len(self.first) // self.size)))
+    def blocks(self) -> list[Block]:
+        return [(k,) for k in range(-(-len(self.first) // self.size))]
 
     def pairs(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
-        here = self._slice(block)
+        (here,) = _slices(self, block)
         return self.first[here], self.second[here]
 
-    def writes(self, block: Block, values: np.ndarray, diagonal: float) -> list[Write]:
-        return [((self._slice(block),), values)]
+    def writes(self, block: Block, values: np.ndarray) -> list[tuple[Slices, np.ndarray]]:
+        return [(_slices(self, block), values)]
 
     def chunks(self, block: Block) -> list[Block]:
         return [block]
 
-    def _slice(self, block: Block) -> slice:
-        return slice(block[0] * self.size, min((block[0] + 1) * self.size, len(self.first)))
-
 
 Plan = MatrixPlan | ListPlan
+
+
+def _slices(plan: Plan, block: Block) -> Slices:
+    """Where a block is in the result."""
+    return tuple(slice(b * plan.size, min((b + 1) * plan.size, n)) for b, n in zip(block, plan.shape, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Everything a process needs to solve a block of the pairs that `plan` makes of the codes `first` and `second`."""
+
+    metric: Metric
+    first: Tensor
+    second: Tensor
+    plan: Plan
+    solver: Solver
+    init: Starts
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        starts = self.init if isinstance(self.init, (list, tuple)) else [self.init]
+        if not all(isinstance(start, Graph | None) for start in starts):
+            raise TypeError("init must be None, a fitted graph, or a list of them: a curve would fit one pair only.")
+
+    def solve(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
+        """Distances of the block's pairs, NaN where no path was found, and the `Status` of each."""
+        i, j = (torch.from_numpy(numbers).to(self.first.device) for numbers in self.plan.pairs(block))
+        a, b = self.first[i], self.second[j]
+        with _one_thread(a.device):
+            length, status = self._paths(a, b, self.init)
+            status[converged(status)] = Status.CONVERGED
+            again = ((status != Status.CONVERGED) & (status != Status.BAD_END_POINT)).nonzero()[:, 0]
+            if len(again) and self._graph is not None:
+                length[again], status[again] = self._paths(a[again], b[again], self._graph)
+        length[status != Status.CONVERGED] = torch.nan
+        return length.cpu().numpy(), status.to(torch.int8).cpu().numpy()
+
+    @functools.cached_property
+    def _graph(self) -> CodeGraph | None:
+        """Where pairs that failed start again; None if no two codes can be joined."""
+        codes = torch.cat([self.first, self.second])
+        codes = codes[codes.isfinite().all(-1)]
+        if len(codes.unique(dim=0)) < 2:
+            return None
+        graph = CodeGraph.fit(self.metric, codes)
+        return graph if graph.weights.nnz else None
+
+    def _paths(self, a: Tensor, b: Tensor, init: Starts) -> tuple[Tensor, Tensor]:
+        """Lengths and statuses, a batch at a time; batches are halved where a device's memory does not hold them."""
+        length, status = a.new_zeros(len(a)), torch.zeros(len(a), dtype=torch.long, device=a.device)
+        begin, size = 0, self.batch_size
+        while begin < len(a):
+            here = slice(begin, begin + size)
+            try:
+                path = geodesic(self.metric, a[here], b[here], solver=self.solver, init=init)
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+                torch.cuda.empty_cache()
+                size //= 2
+            else:
+                length[here], status[here] = path.length.detach(), path.status
+                begin += size
+        return length, status
+
+
+@contextlib.contextmanager
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """One thread on a CPU: sums depend on how many share them, and processes, not threads, are what fills the cores."""
+    if device.type != "cpu":
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -24,7 +24,7 @@ from pullback._geometry.pairwise.manifest import difference
 from pullback._geometry.pairwise.plan import Block, Plan
 from pullback._solvers.base import Status
 
-_UNFINISHED_WRITE = "*.partial"
+UNFINISHED_WRITE = "*.partial"
 _NAMES = ("distances", "status")
 
 
@@ -85,8 +85,8 @@ class DistanceStore:
     def failures(self) -> list[tuple[int, int, str]]:
         """The pairs without a distance, each once, with a message."""
         found, status = [], self.status
+        size = self.manifest["block_size"]
         for row, column in _written(self.path, "status"):
-            size = self.manifest["block_size"]
             part = status[row * size : (row + 1) * size, column * size : (column + 1) * size]
             for i, j in zip(*np.nonzero(part), strict=True):
                 pair = (row * size + int(i), column * size + int(j))
@@ -108,7 +108,7 @@ class BlockWriter:
 
     def has(self, block: Block) -> bool:
         """Whether a block is finished."""
-        return all(self._file("distances", chunk).exists() for chunk in self.plan.chunks(block))
+        return all(self.file("distances", chunk).exists() for chunk in self.plan.chunks(block))
 
     def write(self, block: Block, values: np.ndarray, status: np.ndarray) -> None:
         """Writes a block; its own chunk comes last and says that it is finished."""
@@ -120,27 +120,12 @@ class BlockWriter:
         with explained(self.path):
             arrays = _arrays(self.path, "r+")
             if status.any():
-                for where, part in self.plan.writes(block, status, 0):
+                for where, part in self.plan.writes(block, status):
                     arrays["status"][where] = part
-            for where, part in self.plan.writes(block, values, 0.0):
+            for where, part in self.plan.writes(block, values):
                 arrays["distances"][where] = part
 
-    def is_damaged(self, block: Block) -> bool:
-        """Whether a chunk of the block no longer has the bytes that were written."""
-        arrays = _arrays(self.path, "r")
-        try:
-            for name, chunk in itertools.product(_NAMES, self.plan.chunks(block)):
-                arrays[name].blocks[chunk]
-        except (ValueError, RuntimeError):
-            return True
-        return False
-
-    def drop(self, block: Block) -> None:
-        """Forgets a block."""
-        for name, chunk in itertools.product(_NAMES, self.plan.chunks(block)):
-            self._file(name, chunk).unlink(missing_ok=True)
-
-    def _file(self, array: str, chunk: Block) -> Path:
+    def file(self, array: str, chunk: Block) -> Path:
         return Path(self.path, array, "c", *map(str, chunk))
 
 
@@ -161,20 +146,21 @@ def open_writer(path: Path, plan: Plan, facts: dict[str, Any]) -> BlockWriter:
 
 def unfinished(writer: BlockWriter, blocks: list[Block]) -> list[Block]:
     """The blocks still to be solved. Damaged ones are dropped, with a warning, and count as unfinished."""
-    missing = []
+    arrays, missing = _arrays(writer.path, "r"), []
     for block in blocks:
-        if writer.has(block) and writer.is_damaged(block):
-            warnings.warn(f"Block {block} of {writer.path} is damaged and is solved again.", stacklevel=4)
-            writer.drop(block)
-        if not writer.has(block):
-            missing.append(block)
+        chunks = list(itertools.product(_NAMES, writer.plan.chunks(block)))
+        if writer.has(block):
+            try:
+                # A chunk that no longer has the bytes that were written cannot be read.
+                for name, chunk in chunks:
+                    arrays[name].blocks[chunk]
+                continue
+            except (ValueError, RuntimeError):
+                warnings.warn(f"Block {block} of {writer.path} is damaged and is solved again.", stacklevel=4)
+                for name, chunk in chunks:
+                    writer.file(name, chunk).unlink(missing_ok=True)
+        missing.append(block)
     return missing
-
-
-def clean(path: Path) -> None:
-    """Removes what killed processes left half written. Only for a finished store, to which nobody writes."""
-    for file in path.rglob(_UNFINISHED_WRITE):
-        file.unlink(missing_ok=True)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -203,11 +189,11 @@ def explained(path: object) -> Iterator[None]:
 
 def _create(path: Path, plan: Plan, facts: dict[str, Any]) -> None:
     """Makes the whole layout beside its place and moves it there at once: of several processes, the first wins."""
-    from zarr.codecs import Crc32cCodec, ZstdCodec
-
+    zarr = _zarr()
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-    group = _zarr().create_group(draft, attributes={"pullback": facts})
-    layout = {"shape": plan.shape, "chunks": plan.chunk, "compressors": [ZstdCodec(), Crc32cCodec()]}
+    group = zarr.create_group(draft, attributes={"pullback": facts})
+    compressors = [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()]
+    layout = {"shape": plan.shape, "chunks": (plan.size,) * len(plan.shape), "compressors": compressors}
     # A block whose pairs all failed must leave a chunk too, or it would look unfinished.
     config = {"write_empty_chunks": True}
     group.create_array("distances", dtype=facts["dtype"], fill_value=np.nan, config=config, **layout)
@@ -224,7 +210,7 @@ def _written(path: Path, array: str = "distances") -> Iterator[Block]:
     """The chunks that are there."""
     root = path / array / "c"
     for file in root.rglob("*") if root.exists() else ():
-        if file.is_file() and not file.match(_UNFINISHED_WRITE):
+        if file.is_file() and not file.match(UNFINISHED_WRITE):
             yield tuple(map(int, file.relative_to(root).parts))
 
 
