@@ -84,14 +84,16 @@ class LAND(DensityMixin, Estimator):
             up to eight times as many in the end, until their standard error is below 0.01.
         reg_covar: added to the diagonal of the second moments of the logarithms.
         init_means: means ``(K, d)`` to start from, as of a fit under a cheaper metric; None for geodesic k-medoids.
-        init: where shortest paths start: a `Lattice` or `CodeGraph`; by default a lattice in up to three dimensions.
-        solver: of shortest paths. The default, a coarse one, aims at two digits, and paths are then solved again.
+        init: where shortest paths start: a `Lattice` or `CodeGraph`; by default a lattice over the
+            codes in up to three dimensions.
+        solver: of shortest paths. The default aims at two digits, and paths are then solved again.
         random_state: of the initial means, of the points above, and of `sample`.
 
     Attributes:
         weights_: ``(K,)``.
         means_: ``(K, d)``.
-        precisions_: :math:`\Gamma_k`, ``(K, d, d)``, in coordinates of tangents; `covariances_` are their inverses.
+        precisions_: :math:`\Gamma_k`, ``(K, d, d)``, in coordinates of the tangents at the means; `covariances_` are
+            their inverses.
         factor_means_: m of the Gaussian factors, ``(K, d)``.
         factor_precisions_: their :math:`\Lambda`, ``(K, d, d)``, zero if there are none.
         log_normalizers_: :math:`\log C(\mu_k, \Gamma_k)`, ``(K,)``.

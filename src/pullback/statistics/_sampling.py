@@ -51,7 +51,8 @@ def sample_uniform(
 
     By rejection, the samples are independent and exact up to one thing: the largest density is that of all proposals
     seen, which keeps rising (earlier samples are thinned accordingly). In more than a few dimensions hardly any is
-    accepted; there `num_steps` gives ``n`` independent Metropolis chains, one sample each, that forget their start.
+    accepted; there `num_steps` gives ``n`` independent Metropolis chains, one sample each, that forget their
+    start with their length.
 
     Args:
         metric: its volume is sampled.
@@ -100,13 +101,14 @@ def brownian_motion(
     exponential: bool = False,
     random_state: RandomState = None,
 ) -> Float[Tensor, "*batch n d"]:
-    r"""Brownian motion from ``z``, the diffusion with generator :math:`\tfrac12 \Delta_M`, at num_steps + 1 even times.
+    r"""Brownian motion from ``z``, the diffusion with generator :math:`\tfrac12 \Delta_M`, at equal times.
 
     On a flat space the mean squared displacement is :math:`d\,t`; on a compact one the law tends to that of
     `sample_uniform`. Each step is a Gaussian tangent :math:`\xi \sim N(0, M^{-1}\, dt)` followed along its geodesic,
     either to second order or, with ``exponential=True``, all the way: the geodesic random walk (Jørgensen 1975; for
     approximate steps Schwarz et al. 2023, *Efficient random walks on Riemannian manifolds*). Both converge with order
-    one in dt in law. Exact steps cost some ten times as much; the others, if too long, overshoot at sharp walls.
+    one in dt in law. Exact steps cost some ten times as much, and stay on the manifold where the others, if too
+    long, overshoot: at sharp walls around the data.
 
     Args:
         metric: the geometry; its tensor must be regular.
