@@ -3,7 +3,6 @@ level."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,9 +13,10 @@ from torch.distributions import Bernoulli, Gamma, Normal
 import pullback as pb
 from helpers import Hidden
 from problems import PROBLEMS
+from pullback._numerics.spline import refine
 from pullback._numerics.tridiagonal import _solve_blocks, _unrolled_solve, solve_tridiagonal
 from pullback._solvers.base import Status
-from pullback._solvers.chords import ChordEnergy
+from pullback._solvers.chords import ChordEnergy, SampledEnergy
 from pullback._solvers.newton import Minimizer, _solve
 from pullback._solvers.pieces import PieceEnergy
 
@@ -66,9 +66,9 @@ def dense(diagonal: Tensor, upper: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 7, 8, 15, 31, 100])
-@pytest.mark.parametrize("d", [1, 2, 5, 16])
-def test_tridiagonal_solves_the_dense_system(n, d):
-    diagonal, upper, rhs, H = systems(3, n, d)
+@pytest.mark.parametrize(("d", "B"), [(1, 3), (2, 3), (5, 3), (16, 3), (16, 9), (5, 90)])
+def test_tridiagonal_solves_the_dense_system(n, d, B):
+    diagonal, upper, rhs, H = systems(B, n, d)
     x, positive = solve_tridiagonal(diagonal, upper, rhs)
     assert positive.all()
     expected = torch.linalg.solve(H, rhs.flatten(1)).reshape(rhs.shape)
@@ -91,11 +91,12 @@ def test_blocks_that_share_few_unknowns_are_solved_by_these(n, w):
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 16])
-def test_tridiagonal_knows_positive_definite_from_indefinite(n):
+@pytest.mark.parametrize("B", [6, 300])
+def test_tridiagonal_knows_positive_definite_from_indefinite(n, B):
     """Each of the systems is moved to just before or just behind the point where its smallest eigenvalue is zero."""
-    diagonal, upper, rhs, H = systems(6, n, 3)
+    diagonal, upper, rhs, H = systems(B, n, 3)
     smallest = torch.linalg.eigvalsh(H)[:, 0]
-    definite = torch.tensor([True, False, True, False, False, True])
+    definite = torch.tensor([True, False, True, False, False, True]).repeat(B // 6)
     shift = smallest * torch.where(definite, 1 - 1e-6, 1 + 1e-6)
     moved = diagonal - shift[:, None, None, None] * torch.eye(3, dtype=DOUBLE)
     x, positive = solve_tridiagonal(moved, upper, rhs)
@@ -104,8 +105,9 @@ def test_tridiagonal_knows_positive_definite_from_indefinite(n):
     assert residual[definite].abs().max() < 1e-6
 
 
-def test_a_broken_system_does_not_touch_its_neighbors():
-    diagonal, upper, rhs, _ = systems(3, 6, 2)
+@pytest.mark.parametrize("d", [2, 40])
+def test_a_broken_system_does_not_touch_its_neighbors(d):
+    diagonal, upper, rhs, _ = systems(3, 6, d)
     alone, _ = solve_tridiagonal(diagonal[1:], upper[1:], rhs[1:])
     diagonal[0, 3] = torch.nan
     x, positive = solve_tridiagonal(diagonal, upper, rhs)
@@ -220,7 +222,7 @@ def test_chunks_change_nothing_but_the_number_of_calls():
 def test_varying_constants_of_the_model_are_refused():
     """A Student-t whose degrees of freedom depend on the code has no embedding; a probe may not have noticed."""
     metric = pb.FisherRaoMetric(lambda z: torch.distributions.StudentT(torch.where(z[..., :1] > 0.5, 3.0, 4.0), z))
-    discrete = ChordEnergy(metric, 2, 3, False, CHUNK)
+    discrete = ChordEnergy(metric, 2, 3, CHUNK)
     with pytest.raises(ValueError, match="an embedding at some codes and none at others"):
         discrete.energy(torch.linspace(0, 1, 9, dtype=DOUBLE).reshape(1, 9, 1))
 
@@ -265,17 +267,47 @@ def test_kept_hessians_find_the_same_minima():
     features = network(8, 12)
     metric = pb.FisherRaoMetric(lambda z: Normal(features(z), torch.exp(0.3 * features(z).flip(-1))))
     nodes = bent(B=6, T=8, d=8)
-    keeping = ChordEnergy.of(metric, nodes, CHUNK)
+    chords = ChordEnergy.of(metric, nodes, CHUNK)
+    keeping = SampledEnergy.of(chords, nodes)
     assert keeping.has_slopes
     damping, rtol = torch.tensor([[0.1], [1e-13]], dtype=DOUBLE).expand(2, 6)
-    both = [
-        Minimizer(200).run(chords, nodes, damping, rtol) for chords in (keeping, replace(keeping, cheap_slopes=False))
-    ]
+    both = [Minimizer(200).run(objective, nodes, damping, rtol) for objective in (keeping, chords)]
     assert both[0].stale.any()
     assert not both[1].stale.any()
     assert all((run.status == Status.CONVERGED).all() for run in both)
     torch.testing.assert_close(both[0].nodes, both[1].nodes, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(both[0].energy, both[1].energy, rtol=1e-10, atol=0)
+
+
+def test_hessians_of_some_nodes_tend_to_those_of_all():
+    """Jacobians are linear between the nodes that are looked at: blocks are off by the square of their distance."""
+    features = network(8, 12)
+    metric = pb.FisherRaoMetric(lambda z: Normal(features(z), torch.exp(0.3 * features(z).flip(-1))))
+    off, waves = [], torch.arange(16, dtype=DOUBLE).reshape(2, 1, 8)
+    for T in (128, 256):
+        nodes = torch.sin(2 * torch.linspace(0, 1, T + 1, dtype=DOUBLE)[:, None] + waves)
+        chords = ChordEnergy.of(metric, nodes, CHUNK)
+        exact, constants = torch.tensor([True, False]), nodes.new_empty(2, 0)
+        some, every = SampledEnergy(chords).expand(nodes, exact, constants), chords.expand(nodes, exact)
+        torch.testing.assert_close(some.energy, every.energy, rtol=1e-12, atol=0)
+        torch.testing.assert_close(some.gradient, every.gradient, rtol=1e-8, atol=1e-8)
+        assert (some.curvature[1] == 0).all()
+        # toward the ends, of which a Hessian knows nothing, they are constant
+        pairs = [(getattr(some, name), getattr(every, name)) for name in ("diagonal", "upper", "curvature")]
+        off.append([((x - y)[:, 8:-8].abs().amax() / y.abs().amax()).item() for x, y in pairs])
+    for coarse, fine in zip(*off, strict=True):
+        assert fine < coarse / 3
+
+
+def test_hessians_of_some_nodes_find_the_same_minima():
+    features = network(8, 12)
+    metric = pb.FisherRaoMetric(lambda z: Normal(features(z), torch.exp(0.3 * features(z).flip(-1))))
+    nodes = refine(bent(B=4, T=8, d=8), 16)
+    chords = ChordEnergy.of(metric, nodes, CHUNK)
+    damping, rtol = torch.tensor([[0.1], [1e-11]], dtype=DOUBLE).expand(2, 4)
+    both = [Minimizer(200).run(objective, nodes, damping, rtol) for objective in (SampledEnergy(chords), chords)]
+    assert all((run.status == Status.CONVERGED).all() for run in both)
+    torch.testing.assert_close(both[0].energy, both[1].energy, rtol=1e-9, atol=0)
 
 
 def test_a_kept_hessian_knows_what_the_last_step_changed():

@@ -45,7 +45,8 @@ EXACT_BELOW, EXACT_ABOVE = 1e-3, 0.4
 # then costs a quarter (logarithms of the VAE with d = 8).
 _FAST = 0.1
 # Where gradients cost a fraction of expansions, a Hessian is kept while the predicted decrease falls by this factor per
-# step, and is corrected by so many steps (benchmarks/latent.py, d = 8 to 32).
+# step, or by as much as makes the steps to come cheaper than an expansion, and is corrected by so many steps
+# (benchmarks/latent.py, d = 8 to 32).
 _HELD, _MEMORY = 0.5, 4
 # Share of the Gauss-Newton matrix that an exact Hessian must exceed for its certificate to hold on finer levels: else
 # Gauss-Newton forecasts too little of what is left, and a minimum may become a saddle (claims on VAEs with d = 2).
@@ -203,7 +204,7 @@ class Minimizer:
         constants = nodes.new_empty(len(nodes), 0) if constants is None else constants
         every = torch.ones(len(nodes), dtype=torch.bool)
         certified = every if certified is None or not objective.has_hessian else certified.cpu()
-        memory = _MEMORY if objective.has_slopes and not self.always_exact else 0
+        memory = _MEMORY if objective.has_slopes else 0
         curves = Descent.start(nodes, constants, damping.cpu(), rtol.cpu(), certified, memory)
         curves.firm = every & (not objective.has_hessian)
         curves.exact = every & (self.always_exact and objective.has_hessian)
@@ -292,9 +293,11 @@ class Minimizer:
         unsure = (last | flat) & ~curves.certified & ~curves.exact
         close = predicted < EXACT_BELOW * model.energy
         slow = ~first & (rate > EXACT_ABOVE)
-        # a new Hessian is tried out before it is replaced, where it may be kept
-        near = unsure | (slow & close & ~curves.indefinite & (~curves.exact | curves.stale | (not keeps)))
-        held = positive & ~near & curves.trusted & ((rate <= _HELD) | ~curves.stale) & keeps
+        near = unsure | (slow & close & ~curves.indefinite & (not keeps))
+        # a gradient costs three decoded points, and an expansion one and a tangent for each dimension
+        steps = (1 + curves.nodes.shape[-1]) / 3
+        pays = rate <= ((enough / predicted).clamp_max(1.0) ** (1 / steps)).clamp_min(_HELD)
+        held = positive & ~near & curves.trusted & (pays | ~curves.stale) & keeps
         if self.always_exact:
             near = near | ~((first | (rate <= _FAST)) & close & curves.uses_hessian)
         return positive & near, held, last & ~unsure, torch.where(crawling & ~regular, to_come, remaining)
