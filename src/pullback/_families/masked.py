@@ -117,7 +117,7 @@ def _of_both(of_base: Any) -> Any:
 
 
 rules.rao_distance.register(Masked, _of_both(rules.rao_distance))
-rules.positive_kl.register(Masked, _of_both(rules.best_kl))
+rules.positive_kl.register(Masked, _of_both(rules.kl))
 rules.log_affinity.register(Masked, _of_both(rules.log_affinity))
 rules.most_uncertain.register(Masked, lambda p: Masked(rules.most_uncertain(p.base), p.seen))
 rules.blend.register(Masked, lambda p, q, s: Masked(rules.blend(p.base, q.base, s), p.seen))
