@@ -99,7 +99,7 @@ def monte_carlo_kl(num_samples: int = 1000, random_state: RandomState = 0) -> Di
 
     def estimate(p: Distribution, q: Distribution) -> Tensor:
         terms = []
-        with fixed_noise(seed, next(tensors_in(p)).device):
+        with fixed_noise(seed, tensors_in(p)[0].device):
             for source in (p, q):
                 with torch.no_grad():
                     x = source.sample(size)

@@ -23,17 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributions as td
-from torch.distributions import (
-    Distribution,
-    Gumbel,
-    HalfCauchy,
-    HalfNormal,
-    Laplace,
-    LogNormal,
-    Normal,
-    StudentT,
-    Weibull,
-)
+from torch.distributions import Distribution, Gumbel, Laplace, Normal, StudentT, Weibull
 from torch.distributions.utils import euler_constant
 from torch.types import _size
 
@@ -43,10 +33,10 @@ from pullback._families.fading import SAME, WIDE, fades, times
 from pullback._families.information import Information, Maps, MissingRuleError, planar
 from pullback._numerics.special import excess, horner, log_gamma, log_ratio
 
-for _family in (Normal, Laplace, td.Cauchy, Gumbel, LogNormal):
+for _family in (Normal, Laplace, td.Cauchy, Gumbel, td.LogNormal):
     fades(_family, loc=SAME, scale=WIDE)
-fades(HalfNormal, scale=WIDE)
-fades(HalfCauchy, scale=WIDE)
+fades(td.HalfNormal, scale=WIDE)
+fades(td.HalfCauchy, scale=WIDE)
 fades(StudentT, df=SAME, loc=SAME, scale=WIDE)
 fades(Weibull, scale=WIDE, concentration=SAME)
 fades(td.Pareto, scale=SAME, alpha=times(0.1))
@@ -143,7 +133,7 @@ def _distance(step: Tensor, scale: Tensor, scale1: Tensor, a: Constant, c: Const
 # (μ, σ): I = diag(1, 2) / σ². (The paper's appendix prints 1/(2σ²) for σ²: it is 1/(2σ⁴).)
 half_plane(Normal, a=1, c=2)
 # (μ, σ) of log x: as for the Normal, because the logarithm is a fixed bijection.
-half_plane(LogNormal, a=1, c=2)
+half_plane(td.LogNormal, a=1, c=2)
 # (μ, b): I = diag(1, 1) / b². The density has a kink at μ, so this is the covariance of the score only.
 half_plane(Laplace, a=1, c=1)
 # (μ, γ): I = diag(1, 1) / (2γ²).
@@ -154,9 +144,9 @@ half_plane(Gumbel, **_GUMBEL)
 # (-log λ, 1/k): -log x is a Gumbel variable with that location and scale.
 half_plane(Weibull, **_GUMBEL, chart=lambda p: (-p.scale.log(), p.concentration.reciprocal()))
 # σ: I = 2 / σ²; the sign that is lost carries no information on σ.
-half_line(HalfNormal, c=2, chart=lambda p: p.scale)
+half_line(td.HalfNormal, c=2, chart=lambda p: p.scale)
 # γ: I = 1 / (2γ²).
-half_line(HalfCauchy, c=0.5, chart=lambda p: p.scale)
+half_line(td.HalfCauchy, c=0.5, chart=lambda p: p.scale)
 
 
 class UnitNormal(Normal):
@@ -270,7 +260,7 @@ def _(p: Laplace, q: Laplace) -> Tensor:
 
 
 @rules.positive_kl.register
-def _(p: Gumbel | Weibull, q: Gumbel | Weibull) -> Tensor:
+def _(p: Gumbel | Weibull, q: Any) -> Tensor:
     """With r = β_p/β_q and δ = Δμ/β_q: Γ(1 + r) exp(-δ) - 1 + δ - log r + γ (r - 1)."""
     if isinstance(p, Weibull):
         # that of -log x, a Gumbel variable with location -log λ and scale 1/k

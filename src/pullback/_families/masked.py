@@ -18,8 +18,6 @@ from pullback._families import rules
 from pullback._families.information import Information
 from pullback._families.product import Product
 
-_ONE = torch.Size()
-
 
 def masked(p: Distribution, seen: Tensor | Sequence[Tensor]) -> Distribution:
     """The distribution of the features that were seen; the others are silent.
@@ -72,7 +70,7 @@ class Masked(Distribution):
     def variance(self) -> Tensor:
         return self.base.variance
 
-    def sample(self, sample_shape: Any = _ONE) -> Tensor:
+    def sample(self, sample_shape: Any = ()) -> Tensor:
         return self.base.sample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -102,7 +100,6 @@ def _(p: Masked) -> Information:
 
 @rules.embed.register
 def _(p: Masked, origin: Distribution | None = None) -> rules.Dual | None:
-    r"""w φ, w ψ."""
     dual = rules.embed(p.base, origin=origin.base if isinstance(origin, Masked) else None)
     if dual is None:
         return None
