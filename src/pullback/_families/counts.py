@@ -96,10 +96,14 @@ rules.line(Bernoulli, chart=_log_odds, root=lambda eta, u: _deviation(eta) * u, 
 
 
 @rules.rao_distance.register(Binomial, known="total_count")
-def _(p: Binomial, q: Binomial) -> Tensor:
-    r"""2 √n |arcsin √p - arcsin √q|, for equal numbers of trials."""
+@rules.rao_distance.register(NegativeBinomial, known="total_count")
+def _(p: Binomial | NegativeBinomial, q: Binomial | NegativeBinomial) -> Tensor:
+    r"""Within the family of a total count n: 2 √n |arcsin √p - arcsin √q| and 2 √n |arsinh √(μ/n) - arsinh √(μ'/n)|."""
     rules.check_equal("Fisher-Rao distance", "total_count", p, q)
-    return p.total_count.sqrt() * _arc(_log_odds(p), _log_odds(q)).abs()
+    first, second = _log_odds(p), _log_odds(q)
+    if isinstance(p, Binomial):
+        return p.total_count.sqrt() * _arc(first, second).abs()
+    return p.total_count.sqrt() * (special.artanh_root_sigmoid(first) - special.artanh_root_sigmoid(second)).abs()
 
 
 @rules.natural_and_mean.register
@@ -204,11 +208,3 @@ def _(p: NegativeBinomial, origin: NegativeBinomial | None = None) -> rules.Dual
         return None
     phi = (p.total_count.sqrt() * special.artanh_root_sigmoid(_log_odds(p)))[..., None]
     return phi, phi
-
-
-@rules.rao_distance.register(NegativeBinomial, known="total_count")
-def _(p: NegativeBinomial, q: NegativeBinomial) -> Tensor:
-    r"""2 √r |arsinh √(μ/r) - arsinh √(μ'/r)|, for equal total counts, within the family of that count."""
-    rules.check_equal("Fisher-Rao distance", "total_count", p, q)
-    first, second = (special.artanh_root_sigmoid(_log_odds(r)) for r in (p, q))
-    return p.total_count.sqrt() * (first - second).abs()

@@ -240,15 +240,10 @@ def most_uncertain(p: Distribution) -> Distribution:
 
 @singledispatch
 def blend(p: Distribution, q: Distribution, s: Tensor) -> Distribution:
-    """The distribution with parameters (1 - s) of `p` + s of `q`.
+    """The distribution with parameters (1 - s) of `p` + s of `q`, of one family; `s` broadcasts to ``p.batch_shape``.
 
     Probabilities blend as probabilities, whichever way they were given. Open for registration:
     ``@pullback.blend.register`` on a function ``(p: MyFamily, q, s) -> MyFamily``.
-
-    Args:
-        p: a distribution.
-        q: another of the same family.
-        s: between 0 and 1; broadcasts to ``p.batch_shape``.
 
     >>> from torch.distributions import Poisson
     >>> blend(Poisson(torch.tensor(2.0)), Poisson(torch.tensor(4.0)), torch.tensor(0.25)).rate

@@ -26,10 +26,6 @@ def wasserstein2(p: Distribution, q: Distribution) -> Tensor:
     between two random vectors with given dispersion matrices" (1982). Its metric measures how far mass moves, not how
     well p and q can be told apart: it depends on the units of the data.
 
-    Args:
-        p: a Gaussian distribution.
-        q: another.
-
     >>> wasserstein2(Normal(torch.tensor(0.0), torch.tensor(1.0)), Normal(torch.tensor(3.0), torch.tensor(5.0)))
     tensor(25.)
     """
