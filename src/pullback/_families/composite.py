@@ -121,14 +121,10 @@ def _(p: Composite, q: Composite) -> Tensor:
     return torch.linalg.vector_norm(torch.cat(distances, -1), dim=-1)
 
 
-@rules.most_uncertain.register
-def _(p: Composite) -> Distribution:
-    return _rebuilt(p, [rules.most_uncertain(part) for part, _, _ in parts(p)])
-
-
-@rules.blend.register
-def _(p: Composite, q: Distribution, s: Tensor) -> Distribution:
-    return _rebuilt(p, [rules.blend(a, b, unsqueezed(s, len(features))) for a, b, features in parts(p, q)])
+rules.most_uncertain.register(Composite, lambda p: _rebuilt(p, [rules.most_uncertain(part) for part, _, _ in parts(p)]))
+rules.blend.register(
+    Composite, lambda p, q, s: _rebuilt(p, [rules.blend(a, b, unsqueezed(s, len(f))) for a, b, f in parts(p, q)])
+)
 
 
 def _rebuilt(p: Composite, inner: Sequence[Distribution]) -> Distribution:

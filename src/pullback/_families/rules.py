@@ -68,9 +68,6 @@ def embed(p: Distribution, origin: Distribution | None = None) -> Dual | None:
     agrees with the Fisher-Rao distance to third order, so curves measured by it converge with order two. The default
     geodesic solver is built on it.
 
-    A few families have a pair only within a subfamily: `StudentT` for fixed degrees of freedom, `Binomial` and
-    `NegativeBinomial` for a fixed total count. Their rules return None where that parameter varies.
-
     To add a family, register a function of ``(p, origin)``. For an exponential family that is its natural and mean
     parameters (docs/extending.md). A family whose `Information` has an ``isometry`` or a ``pair`` needs no rule.
 
@@ -81,7 +78,7 @@ def embed(p: Distribution, origin: Distribution | None = None) -> Dual | None:
 
     Returns:
         The pair, each of shape ``(*batch_shape, m)``, the same tensor twice for a Euclidean embedding; None where there
-        is none.
+        is none: `StudentT` has one for fixed degrees of freedom, `Binomial` and `NegativeBinomial` for a fixed count.
 
     >>> from torch.distributions import Poisson
     >>> embed(Poisson(torch.tensor(9.0)))[0]  # 2 √λ

@@ -65,17 +65,12 @@ def unbiased_weight(log_prob: Tensor) -> Tensor:
 @contextlib.contextmanager
 def fixed_noise(seed: int, device: torch.device) -> Iterator[None]:
     """Random numbers drawn inside depend on `seed` alone; the random state outside is untouched."""
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    states = [generator.get_state() for generator in generators]
-    for generator in generators:
-        generator.manual_seed(seed)
-    try:
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
         yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
 
 
 def _taken_apart(p: Distribution) -> tuple[Tensor, Callable[[Tensor], Distribution]]:
