@@ -247,8 +247,9 @@ def log_gamma(x: Tensor) -> Tensor:
     near, far, small = _shifted(x)
     steps = sum((near + j + 0.5) * torch.log1p(1 / (near + j)) - 1 for j in range(_SHIFT))
     coefficients = [b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, start=1)]
-    binet = torch.where(small, steps, 0) + horner(coefficients, far**-2) / far
-    return (x - 0.5) * x.log() - x + 0.5 * math.log(2 * math.pi) + binet
+    value = (x - 0.5) * x.log() - x + torch.where(small, steps, 0) + horner(coefficients, far**-2) / far
+    # torch rounds better, and its derivatives are worse
+    return value + (torch.lgamma(x) - value).detach()
 
 
 def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
