@@ -16,7 +16,7 @@ from torch.nn.functional import normalize, softplus
 
 import pullback as pb
 from laws import Case, check_embedding, check_frame, check_kl_hessian, check_promises, check_score_covariance
-from pullback._families.von_mises_fisher import _angle_slope
+from pullback._families.directional import _angle_slope
 from pullback._numerics.special import resultant
 
 F32, F64 = torch.float32, torch.float64

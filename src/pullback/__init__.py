@@ -21,6 +21,7 @@ from pullback._decoders.reading import WithPrior as WithPrior
 from pullback._decoders.reading import WithReading as WithReading
 from pullback._decoders.reweighted import Reweighted as Reweighted
 from pullback._decoders.support import Support as Support
+from pullback._families.directional import VonMisesFisher as VonMisesFisher
 from pullback._families.information import Information as Information
 from pullback._families.masked import masked as masked
 from pullback._families.product import Product as Product
@@ -31,7 +32,6 @@ from pullback._families.rules import most_uncertain as most_uncertain
 from pullback._families.rules import natural_and_mean as natural_and_mean
 from pullback._families.rules import rao_distance as rao_distance
 from pullback._families.score import score_information as score_information
-from pullback._families.von_mises_fisher import VonMisesFisher as VonMisesFisher
 from pullback._families.zero_inflated import ZeroInflated as ZeroInflated
 from pullback._geometry.certificate import certify as certify
 from pullback._geometry.contributions import contributions as contributions

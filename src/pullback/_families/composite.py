@@ -7,23 +7,15 @@ divergence as they are. The information of a mixture is an integral without a cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import (
-    Distribution,
-    Gumbel,
-    HalfCauchy,
-    HalfNormal,
-    Independent,
-    Kumaraswamy,
-    MixtureSameFamily,
-    TransformedDistribution,
-    Weibull,
-    register_kl,
-)
+from torch import distributions as td
+from torch.distributions import Distribution, Independent, MixtureSameFamily, TransformedDistribution
 
 from pullback._autodiff.torch_internals import depends_on_code
 from pullback._families import rules
@@ -36,18 +28,13 @@ from pullback._families.score import score_information, tensors_in
 Composite = Independent | Product | TransformedDistribution
 
 
-def parts(p: Distribution, q: Distribution | None = None) -> list[tuple[Distribution, Size]]:
-    """The independent parts of a distribution, each with its batch dimensions that are features."""
+def parts(p: Distribution, q: Distribution | None = None) -> list[tuple[Distribution, Distribution, Size]]:
+    """The independent parts of a distribution, each with that of q and with its batch dimensions that are features."""
     # The base of a transformed one is its only part, if the transforms are fixed, and those of q.
-    inner = [fixed_base(p, q)] if isinstance(p, TransformedDistribution) else _inside(p)
-    return [(part, part.batch_shape[len(p.batch_shape) :]) for part in inner]
-
-
-def _pairs(p: Distribution, q: Distribution) -> list[tuple[Distribution, Distribution, Size]]:
-    """The parts of p, each with that of q and with its features."""
-    family = TransformedDistribution if isinstance(p, TransformedDistribution) else type(p)
-    others = _inside(_as(family, q))
-    return [(a, b, features) for (a, features), b in zip(parts(p, q), others, strict=True)]
+    transformed = isinstance(p, TransformedDistribution)
+    others = _inside(p if q is None else _as(TransformedDistribution if transformed else type(p), q))
+    inner = (fixed_base(p, q),) if transformed else _inside(p)
+    return [(a, b, a.batch_shape[len(p.batch_shape) :]) for a, b in zip(inner, others, strict=True)]
 
 
 def _inside(p: Distribution) -> tuple[Distribution, ...]:
@@ -68,79 +55,76 @@ def _flat(values: Tensor, features: Size) -> Tensor:
     return values[..., None].flatten(values.ndim - len(features))
 
 
-def additive(rule: Any, of_parts: Any, families: Any = Independent | Product) -> None:
-    """Registers that a measure of two distributions adds up over features and parts, as `of_parts` has it."""
-
-    def total(p: Distribution, q: Distribution, *options: Any) -> Tensor:
-        values = [_flat(of_parts(a, b, *options), features) for a, b, features in _pairs(p, q)]
-        return torch.stack([value.sum(-1) for value in values]).sum(0)
-
-    rule.register(families, total)
+def total(of_parts: Callable[..., Tensor], p: Distribution, q: Distribution, *options: Any) -> Tensor:
+    """A measure of two distributions that adds up over features and parts."""
+    return torch.stack([_flat(of_parts(a, b, *options), f).sum(-1) for a, b, f in parts(p, q)]).sum(0)
 
 
-def blockwise(rule: Any, families: Any = Independent | Product) -> None:
-    """Registers that an information is block-diagonal: one block for each part and feature."""
+def blocks(of_part: Callable[[Any], Information], p: Distribution) -> Information:
+    """An information that is block-diagonal, with one block for each part and feature: coordinates in a row."""
+    pieces = [(of_part(part), features) for part, _, features in parts(p)]
+    infos = [info for info, _ in pieces]
+    if len(pieces) == 1 and not pieces[0][1]:
+        return infos[0]
+    shapes = [(*features, info.eta.shape[-1]) for info, features in pieces]
+    sizes = [math.prod(shape) for shape in shapes]
+    roots = [info.root for info in infos if info.root is not None]
+    acts = roots if len(roots) == len(infos) else [as_product(info) for info in infos]
 
-    def blocks(p: Distribution) -> Information:
-        return joined([merged(rule(part), features) for part, features in parts(p)])
+    def act(eta: Tensor, u: Tensor) -> Tensor:
+        own = zip(acts, shapes, eta.split(sizes, -1), u.split(sizes, -1), strict=True)
+        return torch.cat([f(*(x.unflatten(-1, n) for x in at)).flatten(-len(n)) for f, n, *at in own], -1)
 
-    rule.register(families, blocks)
+    eta = torch.cat([info.eta.flatten(-len(shape)) for info, shape in zip(infos, shapes, strict=True)], -1)
+    exact = all(info.exact for info in infos)
+    return Information(eta, root=act, exact=exact) if acts is roots else Information(eta, product=act, exact=exact)
 
 
-blockwise(rules.fisher, Composite)
-additive(rules.positive_kl, rules.best_kl, Composite)
-additive(rules.log_affinity, rules.log_affinity, Composite)
-rules.positive_kl.register(HalfNormal, rules.positive_kl.dispatch(TransformedDistribution))
-register_kl(Product, Product)(rules.positive_kl)
-
+rules.fisher.register(Composite, partial(blocks, rules.fisher))
 rules.fisher.register(MixtureSameFamily, score_information)
-
+rules.positive_kl.register(Composite, partial(total, rules.kl))
+rules.positive_kl.register(td.HalfNormal, rules.positive_kl.dispatch(TransformedDistribution))
+td.register_kl(Product, Product)(rules.positive_kl)
+rules.log_affinity.register(Composite, partial(total, rules.log_affinity))
 # Their parameters sit in the transforms, so the rule of the base does not apply.
-for _family in (Gumbel, Weibull, Kumaraswamy):
+for _family in (td.Gumbel, td.Weibull, td.Kumaraswamy):
     rules.log_affinity.register(_family, rules.log_affinity.dispatch(Distribution))
 
 
 @rules.embed.register
 def _(p: Composite, origin: Distribution | None = None) -> rules.Dual | None:
     """The embeddings of the features and parts, side by side; None if one of them has none."""
-    if origin is None:
-        return _dual_of_parts([(rules.embed(part), features) for part, features in parts(p)])
-    return _dual_of_parts([(rules.embed(a, origin=b), features) for a, b, features in _pairs(p, origin)])
+    pairs = parts(p, origin)
+    return _side_by_side([(rules.embed(a, origin=None if origin is None else b), f) for a, b, f in pairs])
 
 
 @rules.natural_and_mean.register
 def _(p: Composite) -> rules.Dual | None:
-    """The pairs of the features and parts, side by side."""
-    return _dual_of_parts([(rules.natural_and_mean(part), features) for part, features in parts(p)])
+    return _side_by_side([(rules.natural_and_mean(part), features) for part, _, features in parts(p)])
 
 
-def _dual_of_parts(duals: Sequence[tuple[rules.Dual | None, Size]]) -> rules.Dual | None:
-    """The pairs of parts as one; a Euclidean pair stays the same tensor twice, and one alone is not copied."""
+def _side_by_side(duals: Sequence[tuple[rules.Dual | None, Size]]) -> rules.Dual | None:
+    """The pairs of parts as one; a Euclidean pair stays the same tensor twice."""
     known = [(dual, -1 - len(features)) for dual, features in duals if dual is not None]
     if len(known) < len(duals):
         return None
-    phi, psi = ([dual[k].flatten(first) for dual, first in known] for k in (0, 1))
-    first = phi[0] if len(phi) == 1 else torch.cat(phi, -1)
+    phi = torch.cat([dual[0].flatten(first) for dual, first in known], -1)
     if all(dual[0] is dual[1] for dual, _ in known):
-        return first, first
-    return first, psi[0] if len(psi) == 1 else torch.cat(psi, -1)
+        return phi, phi
+    return phi, torch.cat([dual[1].flatten(first) for dual, first in known], -1)
 
 
 @rules.rao_distance.register
 def _(p: Composite, q: Composite) -> Tensor:
     """The root of the sum of the parts' and features' squared distances."""
-    distances = [_flat(rules.rao_distance(a, b), features) for a, b, features in _pairs(p, q)]
+    distances = [_flat(rules.rao_distance(a, b), features) for a, b, features in parts(p, q)]
     return torch.linalg.vector_norm(torch.cat(distances, -1), dim=-1)
 
 
-@rules.most_uncertain.register
-def _(p: Composite) -> Distribution:
-    return _rebuilt(p, [rules.most_uncertain(part) for part, _ in parts(p)])
-
-
-@rules.blend.register
-def _(p: Composite, q: Distribution, s: Tensor) -> Distribution:
-    return _rebuilt(p, [rules.blend(a, b, unsqueezed(s, len(features))) for a, b, features in _pairs(p, q)])
+rules.most_uncertain.register(Composite, lambda p: _rebuilt(p, [rules.most_uncertain(part) for part, _, _ in parts(p)]))
+rules.blend.register(
+    Composite, lambda p, q, s: _rebuilt(p, [rules.blend(a, b, unsqueezed(s, len(f))) for a, b, f in parts(p, q)])
+)
 
 
 def _rebuilt(p: Composite, inner: Sequence[Distribution]) -> Distribution:
@@ -166,7 +150,7 @@ def _(p: MixtureSameFamily, q: MixtureSameFamily, s: Tensor) -> Distribution:
 def fixed_base(p: TransformedDistribution, q: Distribution | None = None) -> Distribution:
     """The base of a distribution whose transforms are fixed bijections, those of q; raises if they are not."""
     # |x| is sufficient where the density of x is even.
-    even = isinstance(p, (HalfNormal, HalfCauchy))
+    even = isinstance(p, (td.HalfNormal, td.HalfCauchy))
     if not even and not all(transform.bijective for transform in p.transforms):
         raise MissingRuleError(
             f"The transforms of this {type(p).__name__} are not one-to-one, so its information is not that of its "
@@ -193,39 +177,8 @@ def _varies(t: Tensor, p: Distribution) -> bool:
 def independent(p: Distribution) -> list[Information]:
     """The information of the parts that `fisher` puts side by side, with features: ``eta (*b, *features, k)``."""
     if rules.fisher.dispatch(type(p)) is rules.fisher.dispatch(Independent):
-        return [info for part, _ in parts(p) for info in independent(part)]
+        return [info for part, _, _ in parts(p) for info in independent(part)]
     return [rules.fisher(p)]
-
-
-def merged(info: Information, features: Size) -> Information:
-    """Information of independent features as that of one distribution: ``eta (*b, *features, k)`` to ``(*b, F k)``."""
-    if not features:
-        return info
-    shape = (*features, info.eta.shape[-1])
-
-    def lifted(act: Linear | None) -> Any:
-        if act is None:
-            return None
-        return lambda *coordinates: act(*(x.unflatten(-1, shape) for x in coordinates)).flatten(-len(shape))
-
-    eta = info.eta.flatten(-len(shape))
-    return Information(eta, root=lifted(info.root), product=lifted(info.product), exact=info.exact)
-
-
-def joined(parts: Sequence[Information]) -> Information:
-    """Information of independent parts side by side: ``eta`` and the roots (or products) are concatenated."""
-    if len(parts) == 1:
-        return parts[0]
-    sizes = [part.eta.shape[-1] for part in parts]
-    roots = [part.root for part in parts if part.root is not None]
-    acts = roots if len(roots) == len(parts) else [as_product(part) for part in parts]
-
-    def act(eta: Tensor, u: Tensor) -> Tensor:
-        own = zip(acts, eta.split(sizes, -1), u.split(sizes, -1), strict=True)
-        return torch.cat([act(*coordinates) for act, *coordinates in own], -1)
-
-    eta, exact = torch.cat([part.eta for part in parts], dim=-1), all(part.exact for part in parts)
-    return Information(eta, root=act, exact=exact) if acts is roots else Information(eta, product=act, exact=exact)
 
 
 def as_product(info: Information) -> Linear:

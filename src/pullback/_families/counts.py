@@ -33,6 +33,7 @@ fades(Binomial, total_count=FIXED, probs=EVEN)
 fades(Geometric, probs=times(0.1))
 fades(NegativeBinomial, total_count=FIXED, logits=TENFOLD_ODDS)
 fades(Poisson, rate=WIDE)
+rules.FIXED.update({Binomial: "total_count", NegativeBinomial: "total_count"})
 
 
 @rules.fisher.register
@@ -71,9 +72,6 @@ def _sign(logits: Tensor) -> Tensor:
     return torch.copysign(torch.ones((), dtype=logits.dtype, device=logits.device), logits.detach())
 
 
-rules.embeds_for_fixed(Binomial, "total_count")(rules.embed.dispatch(object))
-
-
 def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
     """2 arcsin √σ(l) - 2 arcsin √σ(l₀), with p = ½ for no origin; full relative precision also at saturation."""
     if origin is None and (values := plain_values(logits)) is not None:
@@ -94,35 +92,33 @@ def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
 
 
 # The logit l: I = p(1 - p), φ = 2 arcsin √p.
-rules.line(
-    Bernoulli,
-    chart=_log_odds,
-    root=lambda eta, u: _deviation(eta) * u,
-    product=lambda eta, u: torch.sigmoid(eta) * torch.sigmoid(-eta) * u,
-    arc=_arc,
-)
+rules.line(Bernoulli, chart=_log_odds, root=lambda eta, u: _deviation(eta) * u, arc=_arc)
 
 
 @rules.rao_distance.register(Binomial, known="total_count")
-def _(p: Binomial, q: Binomial) -> Tensor:
-    r"""2 √n |arcsin √p - arcsin √q|, for equal numbers of trials."""
+@rules.rao_distance.register(NegativeBinomial, known="total_count")
+def _(p: Binomial | NegativeBinomial, q: Binomial | NegativeBinomial) -> Tensor:
+    r"""Within the family of a total count n: 2 √n |arcsin √p - arcsin √q| and 2 √n |arsinh √(μ/n) - arsinh √(μ'/n)|."""
     rules.check_equal("Fisher-Rao distance", "total_count", p, q)
-    return p.total_count.sqrt() * _arc(_log_odds(p), _log_odds(q)).abs()
+    first, second = _log_odds(p), _log_odds(q)
+    if isinstance(p, Binomial):
+        return p.total_count.sqrt() * _arc(first, second).abs()
+    return p.total_count.sqrt() * (special.artanh_root_sigmoid(first) - special.artanh_root_sigmoid(second)).abs()
 
 
 @rules.natural_and_mean.register
-def _(p: Trials) -> rules.Dual:
-    """T = x, for a fixed number of trials."""
-    _check_constant(p)
-    return p.logits[..., None], p.mean[..., None]
-
-
-def _check_constant(p: Trials | Runs) -> None:
-    if not rules.fixed(torch.as_tensor(getattr(p, "total_count", 0))):
+def _(p: Trials | Runs) -> rules.Dual:
+    """T = x, for a fixed total count."""
+    if rules.varies(p):
         raise MissingRuleError(
             f"{type(p).__name__} is an exponential family only for a fixed total_count, which here varies with the "
             "code. Keep it constant, or leave alpha at 0."
         )
+    if isinstance(p, Trials):
+        return p.logits[..., None], p.mean[..., None]
+    # a geometric count is one that ends once, and its logit is that of the end
+    r, logits = (p.total_count, _log_odds(p)) if isinstance(p, NegativeBinomial) else (1, -_log_odds(p))
+    return logsigmoid(logits)[..., None], (r * torch.exp(logits))[..., None]
 
 
 @rules.positive_kl.register
@@ -169,27 +165,13 @@ def _root(rate: Tensor) -> Tensor:
     return rate.clamp_min(torch.finfo(rate.dtype).tiny).sqrt()
 
 
-# The rate λ: I = 1/λ, φ = 2 √λ. A rate of exactly zero that does not move contributes nothing.
+# The rate λ: I = 1/λ, φ = 2 √λ, T = x. A rate of exactly zero that does not move contributes nothing.
 rules.line(Poisson, chart=lambda p: p.rate, root=lambda eta, u: u / _root(eta), arc=lambda eta, _: 2 * _root(eta))
-
-
-@rules.natural_and_mean.register
-def _(p: Poisson) -> rules.Dual:
-    """T = x."""
-    return torch.log(p.rate)[..., None], p.rate[..., None]
-
-
-@rules.positive_kl.register
-def _(p: Poisson, q: Poisson) -> Tensor:
-    r""":math:`\lambda_p\, g(\log \lambda_q/\lambda_p)`."""
-    return special.weighted_excess(p.rate, q.rate, q.rate.log() - p.rate.log())
-
-
-@rules.log_affinity.register
-def _(p: Poisson, q: Poisson, alpha: float) -> Tensor:
-    r""":math:`\lambda_p^\alpha \lambda_q^{1-\alpha} - \alpha\lambda_p - (1-\alpha)\lambda_q`."""
-    return p.rate**alpha * q.rate ** (1 - alpha) - alpha * p.rate - (1 - alpha) * q.rate
-
+rules.natural_and_mean.register(Poisson, lambda p: (torch.log(p.rate)[..., None], p.rate[..., None]))
+rules.positive_kl.register(Poisson, lambda p, q: special.weighted_excess(p.rate, q.rate, q.rate.log() - p.rate.log()))
+rules.log_affinity.register(
+    Poisson, lambda p, q, alpha: p.rate**alpha * q.rate ** (1 - alpha) - alpha * p.rate - (1 - alpha) * q.rate
+)
 
 # The logit l of the probability 1 - p to go on: I = 1 - p, φ = 2 arsinh √μ.
 rules.line(
@@ -211,35 +193,18 @@ def _(p: NegativeBinomial) -> Information:
 
 
 def _negative_binomial_root(eta: Tensor, u: Tensor) -> Tensor:
-    r, logits = eta.unbind(-1)
-    dr, dlogits = u.unbind(-1)
+    (r, logits), (dr, dlogits) = eta.unbind(-1), u.unbind(-1)
     mean = r.sqrt() * torch.exp(0.5 * logsigmoid(logits)) * (dlogits + dr / r)
     # Known to vanish with all its derivatives: not while a transform or autograd is looking.
-    watched = is_wrapped(dr) or (dr.requires_grad and torch.is_grad_enabled())
-    if not watched and not dr.any():
+    if not (is_wrapped(dr) or (dr.requires_grad and torch.is_grad_enabled()) or dr.any()):
         return mean[..., None]
     return torch.stack([mean, special.dispersion_information(r, logits).sqrt() * dr], -1)
 
 
-@rules.embeds_for_fixed(NegativeBinomial, "total_count")
-def _(p: NegativeBinomial, origin: NegativeBinomial | None = None) -> rules.Dual:
+@rules.embed.register
+def _(p: NegativeBinomial, origin: NegativeBinomial | None = None) -> rules.Dual | None:
     r"""φ = 2 √r arsinh √(μ/r) = 2 √r artanh √σ(l), l the log-odds of going on, for a fixed total count r."""
+    if rules.varies(p, origin):
+        return None
     phi = (p.total_count.sqrt() * special.artanh_root_sigmoid(_log_odds(p)))[..., None]
     return phi, phi
-
-
-@rules.rao_distance.register(NegativeBinomial, known="total_count")
-def _(p: NegativeBinomial, q: NegativeBinomial) -> Tensor:
-    r"""2 √r |arsinh √(μ/r) - arsinh √(μ'/r)|, for equal total counts, within the family of that count."""
-    rules.check_equal("Fisher-Rao distance", "total_count", p, q)
-    first, second = (special.artanh_root_sigmoid(_log_odds(r)) for r in (p, q))
-    return p.total_count.sqrt() * (first - second).abs()
-
-
-@rules.natural_and_mean.register
-def _(p: Runs) -> rules.Dual:
-    """T = x, for a fixed total count."""
-    _check_constant(p)
-    # a geometric count is one that ends once, and its logit is that of the end
-    r, logits = (p.total_count, _log_odds(p)) if isinstance(p, NegativeBinomial) else (1, -_log_odds(p))
-    return logsigmoid(logits)[..., None], (r * torch.exp(logits))[..., None]

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pullback._families.rules import best_kl, log_affinity
+from pullback._families.rules import kl, log_affinity
 from pullback._families.score import fixed_noise, tensors_in
-from pullback._families.wasserstein import squared_distance
+from pullback._families.wasserstein import wasserstein2
 from pullback._numerics.random import RandomState, as_seed
 from pullback._numerics.special import excess
 
@@ -57,24 +57,6 @@ class Divergence:
     def of(cls, divergence: Divergence | Function) -> Divergence:
         """What is known of a divergence; a plain function counts as one like Kullback-Leibler's."""
         return divergence if isinstance(divergence, Divergence) else _KNOWN.get(divergence, cls(divergence))
-
-
-def kl(p: Distribution, q: Distribution) -> Tensor:
-    r"""The Kullback-Leibler divergence :math:`\int p \log(p/q)`, right at saturation.
-
-    torch's own divergences of discrete families subtract nearly equal numbers: in float32 at logits of 20 they come out
-    negative, and infinite with zero gradient for saturated probabilities. Here they are sums of terms that are each
-    positive, computed from logits: :math:`\sum_i p_i\, g(\log q_i - \log p_i)`, :math:`g(x) = e^x - 1 - x`. Others
-    (Laplace, Weibull, Wishart) have a Hessian that autodiff of torch's rule gets wrong without notice; here it is the
-    Fisher information. Multinomial, negative binomial and von Mises divergences are missing in torch. Everything else
-    is torch's, to which `torch.distributions.register_kl` adds families. The most specific rule is used, so one
-    registered for a subclass of a family wins over the family's.
-
-    >>> from torch.distributions import Normal
-    >>> kl(Normal(torch.tensor(0.0), torch.tensor(1.0)), Normal(torch.tensor(1.0), torch.tensor(1.0)))
-    tensor(0.5000)
-    """
-    return best_kl(p, q)
 
 
 def symmetrized_kl(p: Distribution, q: Distribution) -> Tensor:
@@ -117,7 +99,7 @@ def monte_carlo_kl(num_samples: int = 1000, random_state: RandomState = 0) -> Di
 
     def estimate(p: Distribution, q: Distribution) -> Tensor:
         terms = []
-        with fixed_noise(seed, next(tensors_in(p)).device):
+        with fixed_noise(seed, tensors_in(p)[0].device):
             for source in (p, q):
                 with torch.no_grad():
                     x = source.sample(size)
@@ -169,27 +151,6 @@ def hellinger(p: Distribution, q: Distribution) -> Tensor:
     tensor(0.3935)
     """
     return -torch.expm1(log_affinity(p, q, 0.5))
-
-
-def wasserstein2(p: Distribution, q: Distribution) -> Tensor:
-    r"""The squared 2-Wasserstein distance of Gaussians, with scale 1.
-
-    .. math:: |\Delta\mu|^2 +
-       \mathrm{tr}\big(\Sigma_p + \Sigma_q - 2 (\Sigma_p^{1/2} \Sigma_q \Sigma_p^{1/2})^{1/2}\big),
-
-    which for independent features is :math:`|\Delta\mu|^2 + |\Delta\sigma|^2`. Olkin and Pukelsheim, "The distance
-    between two random vectors with given dispersion matrices" (1982). Its metric measures how far mass moves, not how
-    well p and q can be told apart: it depends on the units of the data.
-
-    Args:
-        p: a Gaussian distribution.
-        q: another.
-
-    >>> from torch.distributions import Normal
-    >>> wasserstein2(Normal(torch.tensor(0.0), torch.tensor(1.0)), Normal(torch.tensor(3.0), torch.tensor(5.0)))
-    tensor(25.)
-    """
-    return squared_distance(p, q)
 
 
 _KNOWN: dict[Function, Divergence] = {

@@ -22,20 +22,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Cauchy,
-    Distribution,
-    Gumbel,
-    HalfCauchy,
-    HalfNormal,
-    Laplace,
-    LogNormal,
-    Normal,
-    Pareto,
-    StudentT,
-    Uniform,
-    Weibull,
-)
+from torch import distributions as td
+from torch.distributions import Distribution, Gumbel, Laplace, Normal, StudentT, Weibull
 from torch.distributions.utils import euler_constant
 from torch.types import _size
 
@@ -45,13 +33,14 @@ from pullback._families.fading import SAME, WIDE, fades, times
 from pullback._families.information import Information, Maps, MissingRuleError, planar
 from pullback._numerics.special import excess, horner, log_gamma, log_ratio
 
-for _family in (Normal, Laplace, Cauchy, Gumbel, LogNormal):
+for _family in (Normal, Laplace, td.Cauchy, Gumbel, td.LogNormal):
     fades(_family, loc=SAME, scale=WIDE)
-fades(HalfNormal, scale=WIDE)
-fades(HalfCauchy, scale=WIDE)
+fades(td.HalfNormal, scale=WIDE)
+fades(td.HalfCauchy, scale=WIDE)
 fades(StudentT, df=SAME, loc=SAME, scale=WIDE)
 fades(Weibull, scale=WIDE, concentration=SAME)
-fades(Pareto, scale=SAME, alpha=times(0.1))
+fades(td.Pareto, scale=SAME, alpha=times(0.1))
+rules.FIXED[StudentT] = "df"
 
 Constant = float | Tensor
 
@@ -144,20 +133,20 @@ def _distance(step: Tensor, scale: Tensor, scale1: Tensor, a: Constant, c: Const
 # (μ, σ): I = diag(1, 2) / σ². (The paper's appendix prints 1/(2σ²) for σ²: it is 1/(2σ⁴).)
 half_plane(Normal, a=1, c=2)
 # (μ, σ) of log x: as for the Normal, because the logarithm is a fixed bijection.
-half_plane(LogNormal, a=1, c=2)
+half_plane(td.LogNormal, a=1, c=2)
 # (μ, b): I = diag(1, 1) / b². The density has a kink at μ, so this is the covariance of the score only.
 half_plane(Laplace, a=1, c=1)
 # (μ, γ): I = diag(1, 1) / (2γ²).
-half_plane(Cauchy, a=0.5, c=0.5)
+half_plane(td.Cauchy, a=0.5, c=0.5)
 # (μ, β): I = [[1, γ - 1], [γ - 1, (γ - 1)² + π²/6]] / β², γ Euler's constant.
 _GUMBEL = {"a": 1, "c": math.pi**2 / 6, "shear": euler_constant - 1}
 half_plane(Gumbel, **_GUMBEL)
 # (-log λ, 1/k): -log x is a Gumbel variable with that location and scale.
 half_plane(Weibull, **_GUMBEL, chart=lambda p: (-p.scale.log(), p.concentration.reciprocal()))
 # σ: I = 2 / σ²; the sign that is lost carries no information on σ.
-half_line(HalfNormal, c=2, chart=lambda p: p.scale)
+half_line(td.HalfNormal, c=2, chart=lambda p: p.scale)
 # γ: I = 1 / (2γ²).
-half_line(HalfCauchy, c=0.5, chart=lambda p: p.scale)
+half_line(td.HalfCauchy, c=0.5, chart=lambda p: p.scale)
 
 
 class UnitNormal(Normal):
@@ -197,9 +186,11 @@ def _(p: StudentT) -> Information:
     return Information(torch.stack([p.df, p.loc, p.scale], -1), root=root)
 
 
-@rules.embeds_for_fixed(StudentT, "df")
-def _(p: StudentT, origin: StudentT | None = None) -> rules.Dual:
+@rules.embed.register
+def _(p: StudentT, origin: StudentT | None = None) -> rules.Dual | None:
     """The half-plane of the given ν."""
+    if rules.varies(p, origin):
+        return None
     loc0, scale0 = (0.0, 1.0) if origin is None else (origin.loc, origin.scale)
     return _dual(p.loc - loc0, p.scale, scale0, *_student_constants(p.df))
 
@@ -269,27 +260,21 @@ def _(p: Laplace, q: Laplace) -> Tensor:
 
 
 @rules.positive_kl.register
-def _(p: Gumbel, q: Gumbel) -> Tensor:
-    return _gumbel_kl(p.scale / q.scale, (p.loc - q.loc) / q.scale)
-
-
-@rules.positive_kl.register
-def _(p: Weibull, q: Weibull) -> Tensor:
-    r"""That of :math:`-\log x`, a Gumbel variable with location :math:`-\log\lambda` and scale :math:`1/k`."""
-    ratio = q.concentration / p.concentration
-    return _gumbel_kl(ratio, q.concentration * (q.scale / p.scale).log())
-
-
-def _gumbel_kl(ratio: Tensor, shift: Tensor) -> Tensor:
+def _(p: Gumbel | Weibull, q: Any) -> Tensor:
     """With r = β_p/β_q and δ = Δμ/β_q: Γ(1 + r) exp(-δ) - 1 + δ - log r + γ (r - 1)."""
-    x = log_gamma(1 + ratio) - shift
-    return excess(x) + log_gamma(1 + ratio) - ratio.log() + euler_constant * (ratio - 1)
+    if isinstance(p, Weibull):
+        # that of -log x, a Gumbel variable with location -log λ and scale 1/k
+        ratio, shift = q.concentration / p.concentration, q.concentration * (q.scale / p.scale).log()
+    else:
+        ratio, shift = p.scale / q.scale, (p.loc - q.loc) / q.scale
+    lift = log_gamma(1 + ratio)
+    return excess(lift - shift) + lift - ratio.log() + euler_constant * (ratio - 1)
 
 
 @rules.positive_kl.register
-def _(p: Uniform | Pareto, q: Uniform | Pareto) -> Tensor:
+def _(p: td.Uniform | td.Pareto, q: td.Uniform | td.Pareto) -> Tensor:
     """torch's, unless it is differentiated: twice would be silently wrong."""
-    ends = [q.low, q.high] if isinstance(q, Uniform) else [q.scale]
+    ends = [q.low, q.high] if isinstance(q, td.Uniform) else [q.scale]
     if any(map(depends_on_code, ends)):
         raise MissingRuleError(
             f"The support of this {type(q).__name__} moves with the code, so it has no Fisher information and its "

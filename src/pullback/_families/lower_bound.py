@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, MultivariateNormal, TransformedDistribution, VonMises
 
 from pullback._families.composite import fixed_base
+from pullback._families.directional import VonMisesFisher
 from pullback._families.gaussian import closed_distance, embedded_distance
 from pullback._families.masked import Masked
 from pullback._families.product import Product
-from pullback._families.rules import embed, known_parameter, log_affinity, rao_distance
+from pullback._families.rules import KNOWN, embed, fixed_parameter, log_affinity, rao_distance
 from pullback._families.score import tensors_in
-from pullback._families.von_mises_fisher import VonMisesFisher
 
 IsConstant = Callable[[Tensor], bool]
 
@@ -55,8 +55,8 @@ def _bound(p: Distribution, q: Distribution, is_constant: IsConstant) -> Tensor:
     if isinstance(p, MultivariateNormal) and isinstance(q, MultivariateNormal):
         distance, holds = closed_distance(p, q)
         return torch.where(holds, distance, embedded_distance(p, q))
-    known = known_parameter(p)
-    if known is not None and not is_constant(getattr(p, known)):
+    known = fixed_parameter(p, KNOWN)
+    if known is not None and not is_constant(known):
         return _hellinger_angle(p, q) if isinstance(p, (VonMises, VonMisesFisher)) else _nothing(p)
     if rao_distance.dispatch(type(p)) is not rao_distance.dispatch(Distribution):
         return rao_distance(p, q)
@@ -78,4 +78,4 @@ def _hellinger_angle(p: Distribution, q: Distribution) -> Tensor:
 
 
 def _nothing(p: Distribution) -> Tensor:
-    return next(tensors_in(p)).new_zeros(p.batch_shape)
+    return tensors_in(p)[0].new_zeros(p.batch_shape)

@@ -18,8 +18,6 @@ from pullback._families import rules
 from pullback._families.information import Information
 from pullback._families.product import Product
 
-_ONE = torch.Size()
-
 
 def masked(p: Distribution, seen: Tensor | Sequence[Tensor]) -> Distribution:
     """The distribution of the features that were seen; the others are silent.
@@ -72,7 +70,7 @@ class Masked(Distribution):
     def variance(self) -> Tensor:
         return self.base.variance
 
-    def sample(self, sample_shape: Any = _ONE) -> Tensor:
+    def sample(self, sample_shape: Any = ()) -> Tensor:
         return self.base.sample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -102,7 +100,6 @@ def _(p: Masked) -> Information:
 
 @rules.embed.register
 def _(p: Masked, origin: Distribution | None = None) -> rules.Dual | None:
-    r"""w φ, w ψ."""
     dual = rules.embed(p.base, origin=origin.base if isinstance(origin, Masked) else None)
     if dual is None:
         return None
@@ -117,7 +114,7 @@ def _of_both(of_base: Any) -> Any:
 
 
 rules.rao_distance.register(Masked, _of_both(rules.rao_distance))
-rules.positive_kl.register(Masked, _of_both(rules.best_kl))
+rules.positive_kl.register(Masked, _of_both(rules.kl))
 rules.log_affinity.register(Masked, _of_both(rules.log_affinity))
 rules.most_uncertain.register(Masked, lambda p: Masked(rules.most_uncertain(p.base), p.seen))
 rules.blend.register(Masked, lambda p, q, s: Masked(rules.blend(p.base, q.base, s), p.seen))

@@ -15,17 +15,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Beta,
-    Chi2,
-    Dirichlet,
-    Exponential,
-    ExponentialFamily,
-    FisherSnedecor,
-    Gamma,
-    InverseGamma,
-    Kumaraswamy,
-)
+from torch import distributions as td
+from torch.distributions import Beta, Dirichlet, Exponential, ExponentialFamily, Gamma, InverseGamma
 
 from pullback._autodiff.rewrites import Rewritten
 from pullback._autodiff.torch_internals import exponential_family, forward_mode
@@ -38,35 +29,16 @@ from pullback._numerics.special import digamma, digamma_excess, excess, log_gamm
 fades(Exponential, rate=SLOW)
 fades(Gamma, concentration=SAME, rate=SLOW)
 fades(InverseGamma, concentration=SAME, rate=WIDE)
-fades(Chi2, df=WIDE)
-fades(FisherSnedecor, df1=SAME, df2=times(0.1))
+fades(td.Chi2, df=WIDE)
+fades(td.FisherSnedecor, df1=SAME, df2=times(0.1))
 fades(Dirichlet, concentration=FLAT)
 fades(Beta, concentration1=FLAT, concentration0=FLAT)
-fades(Kumaraswamy, concentration1=FLAT, concentration0=FLAT)
+fades(td.Kumaraswamy, concentration1=FLAT, concentration0=FLAT)
 
 
-# λ, the rate: I = 1 / λ².
+# λ, the rate: I = 1 / λ², T = x.
 half_line(Exponential, c=1, chart=lambda p: p.rate)
-
-
-@natural_and_mean.register
-def _(p: Exponential) -> Dual:
-    """T = x."""
-    return -p.rate[..., None], p.rate[..., None].reciprocal()
-
-
-@positive_kl.register
-def _(p: Exponential, q: Exponential) -> Tensor:
-    r""":math:`g(\log \lambda_q/\lambda_p)`."""
-    return excess((q.rate / p.rate).log())
-
-
-@log_affinity.register
-def _(p: Exponential, q: Exponential, alpha: float) -> Tensor:
-    r""":math:`\alpha\log\lambda_p + (1-\alpha)\log\lambda_q - \log(\alpha\lambda_p + (1-\alpha)\lambda_q)`."""
-    rate = alpha * p.rate + (1 - alpha) * q.rate
-    value = alpha * (p.rate / rate).log() + (1 - alpha) * (q.rate / rate).log()
-    return torch.where(rate > 0, value, torch.inf)
+natural_and_mean.register(Exponential, lambda p: (-p.rate[..., None], p.rate[..., None].reciprocal()))
 
 
 @fisher.register
@@ -108,22 +80,24 @@ def _(p: Gamma) -> Dual:
     return torch.stack([shape, -rate], -1), mean
 
 
+def _shape(p: Gamma | Exponential) -> Tensor:
+    return torch.ones_like(p.rate) if isinstance(p, Exponential) else p.concentration
+
+
 @positive_kl.register
-def _(p: Gamma, q: Gamma) -> Tensor:
+def _(p: Gamma | Exponential, q: Gamma | Exponential) -> Tensor:
     r"""With :math:`x = \log\beta_q/\beta_p`:
 
     .. math:: \log\frac{\Gamma(\alpha_q)}{\Gamma(\alpha_p)} + (\alpha_p - \alpha_q)(\psi(\alpha_p) + x) + \alpha_p g(x).
     """
-    shape, other = p.concentration, q.concentration
-    x = (q.rate / p.rate).log()
-    gap = log_gamma(other) - log_gamma(shape) + (shape - other) * (digamma(shape) + x)
-    return gap + shape * excess(x)
+    shape, other, x = _shape(p), _shape(q), (q.rate / p.rate).log()
+    return log_gamma(other) - log_gamma(shape) + (shape - other) * (digamma(shape) + x) + shape * excess(x)
 
 
 @log_affinity.register
-def _(p: Gamma, q: Gamma, alpha: float) -> Tensor:
+def _(p: Gamma | Exponential, q: Gamma | Exponential, alpha: float) -> Tensor:
     r"""The gap of :math:`\log\Gamma(a) - a \log b`."""
-    theta, other = (torch.stack([r.concentration, r.rate], dim=-1) for r in (p, q))
+    theta, other = (torch.stack([_shape(r), r.rate], dim=-1) for r in (p, q))
     return _gap(theta, other, alpha, lambda t: log_gamma(t[..., 0]) - t[..., 0] * t[..., 1].log())
 
 

@@ -16,7 +16,6 @@ from torch.distributions import Distribution
 from pullback._families.information import MissingRuleError
 
 Values = tuple[Any, ...]
-_ONE = Size()
 
 
 class Product(Distribution):
@@ -49,30 +48,24 @@ class Product(Distribution):
 
     @property
     def has_rsample(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether every part can be sampled with gradients."""
         return all(part.has_rsample for part in self.components)
 
     @property
     def mean(self) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The means of the parts."""
         return tuple(part.mean for part in self.components)
 
     @property
     def stddev(self) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The standard deviations of the parts."""
         return tuple(part.stddev for part in self.components)
 
     @property
     def variance(self) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The variances of the parts."""
         return tuple(part.variance for part in self.components)
 
-    def sample(self, sample_shape: Any = _ONE) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One sample of every part."""
+    def sample(self, sample_shape: Any = ()) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
         return tuple(part.sample(sample_shape) for part in self.components)
 
-    def rsample(self, sample_shape: Any = _ONE) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One differentiable sample of every part; see `has_rsample`."""
+    def rsample(self, sample_shape: Any = ()) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
         return tuple(part.rsample(sample_shape) for part in self.components)
 
     def log_prob(self, value: Values) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -107,8 +100,8 @@ class Product(Distribution):
 
     def summed(self, values: Sequence[Tensor]) -> Tensor:
         """Adds values of the parts, each of shape ``(..., *batch_shape, *features)``, over parts and features."""
-        sizes = [len(self.features(part)) for part in self.components]
-        sums = [x[..., None].flatten(x.ndim - n).sum(-1) for x, n in zip(values, sizes, strict=True)]
+        pairs = zip(values, map(self.features, self.components), strict=True)
+        sums = [x[..., None].flatten(x.ndim - len(features)).sum(-1) for x, features in pairs]
         return torch.stack(sums).sum(0)
 
     def __repr__(self) -> str:

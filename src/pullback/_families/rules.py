@@ -6,7 +6,6 @@ make it faster, or answer further questions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
 
@@ -69,9 +68,6 @@ def embed(p: Distribution, origin: Distribution | None = None) -> Dual | None:
     agrees with the Fisher-Rao distance to third order, so curves measured by it converge with order two. The default
     geodesic solver is built on it.
 
-    A few families have a pair only within a subfamily: `StudentT` for fixed degrees of freedom, `Binomial` and
-    `NegativeBinomial` for a fixed total count. Their rules return None where that parameter varies.
-
     To add a family, register a function of ``(p, origin)``. For an exponential family that is its natural and mean
     parameters (docs/extending.md). A family whose `Information` has an ``isometry`` or a ``pair`` needs no rule.
 
@@ -82,7 +78,7 @@ def embed(p: Distribution, origin: Distribution | None = None) -> Dual | None:
 
     Returns:
         The pair, each of shape ``(*batch_shape, m)``, the same tensor twice for a Euclidean embedding; None where there
-        is none.
+        is none: `StudentT` has one for fixed degrees of freedom, `Binomial` and `NegativeBinomial` for a fixed count.
 
     >>> from torch.distributions import Poisson
     >>> embed(Poisson(torch.tensor(9.0)))[0]  # 2 √λ
@@ -92,40 +88,31 @@ def embed(p: Distribution, origin: Distribution | None = None) -> Dual | None:
         info = fisher(p)
     except MissingRuleError:
         return None
-    if info.maps is None:
+    if info.maps is None or varies(p, origin):
         return None
     values = info.maps.values(info.eta, None if origin is None else fisher(origin).eta)
     return values[0], values[-1]
 
 
-def fixed(parameter: Tensor, origin: Tensor | None = None) -> bool:
-    """Whether a parameter without a place in the pair is a constant of the model, as far as its values tell."""
-    # The leading dimension runs over codes. Along further ones it may vary, because those can be features.
-    along_codes = parameter.ndim == 0 or bool((parameter == parameter[:1]).all())
-    return along_codes and (origin is None or bool((parameter == origin).all()))
+# What an embedding, and a closed-form distance, take for a constant of the model.
+FIXED: dict[type, str] = {}
+KNOWN: dict[type, str] = {}
 
 
-_FIXED: dict[type, str] = {}
-
-
-def embeds_for_fixed(family: type[Distribution], parameter: str) -> Callable[[Callable[..., Dual | None]], None]:
-    """Registers an embedding that holds only while this parameter is a constant of the model; None elsewhere."""
-
-    def register(rule: Callable[..., Dual | None]) -> None:
-        def embedding(p: Distribution, origin: Distribution | None = None) -> Dual | None:
-            constant = fixed(getattr(p, parameter), None if origin is None else getattr(origin, parameter))
-            return rule(p, origin) if constant else None
-
-        embed.register(family, embedding)
-
-    _FIXED[family] = parameter
-    return register
-
-
-def fixed_parameter(p: Distribution) -> Tensor | None:
-    """What the embedding of this family takes for a constant of the model, if anything."""
-    name = next((_FIXED[cls] for cls in type(p).__mro__ if cls in _FIXED), None)
+def fixed_parameter(p: Distribution, table: dict[type, str] = FIXED) -> Any:
+    """The value of the parameter that a rule of this family takes for a constant of the model, if there is one."""
+    name = next((table[cls] for cls in type(p).__mro__ if cls in table), None)
     return None if name is None else getattr(p, name)
+
+
+def varies(p: Distribution, origin: Distribution | None = None) -> bool:
+    """Whether that is no constant after all, as far as its values tell: then the family has no embedding."""
+    parameter = fixed_parameter(p)
+    if parameter is None:
+        return False
+    # The leading dimension runs over codes. Along further ones it may vary, because those can be features.
+    along_codes = parameter.ndim > 0 and bool((parameter != parameter[:1]).any())
+    return along_codes or (origin is not None and bool((parameter != fixed_parameter(origin)).any()))
 
 
 def squared_chord(p: Distribution, q: Distribution, num_batch: int) -> Tensor | None:
@@ -172,12 +159,9 @@ def _rao_distance(p: Distribution, q: Distribution) -> Tensor:
     )
 
 
-_KNOWN: dict[type, str] = {}
-
-
 def _register(family: Any, rule: Any = None, *, known: str | None = None) -> Any:
     if known is not None:
-        _KNOWN[family] = known
+        KNOWN[family] = known
     return _rao_distance.register(family, rule)
 
 
@@ -186,11 +170,11 @@ rao_distance.dispatch = _rao_distance.dispatch
 rao_distance.registry = _rao_distance.registry
 
 
-def line(family: type[Distribution], *, chart: Any, root: Linear, arc: Any, product: Linear | None = None) -> None:
+def line(family: type[Distribution], *, chart: Any, root: Linear, arc: Any) -> None:
     """Registers a family of one coordinate, `chart(p)`, with its arc length `arc(eta, eta0)`."""
 
     def information(p: Distribution) -> Information:
-        return Information(chart(p)[..., None], root=root, product=product, isometry=arc, separable=True)
+        return Information(chart(p)[..., None], root=root, isometry=arc, separable=True)
 
     def distance(p: Distribution, q: Distribution) -> Tensor:
         eta, eta0 = chart(p)[..., None], chart(q)[..., None]
@@ -199,11 +183,6 @@ def line(family: type[Distribution], *, chart: Any, root: Linear, arc: Any, prod
     fisher.register(family, information)
     embed.register(family, embed.dispatch(Distribution))
     _rao_distance.register(family, distance)
-
-
-def known_parameter(p: Distribution) -> str | None:
-    """The parameter that the closed-form distance of this family takes for known, if there is one."""
-    return next((_KNOWN[cls] for cls in type(p).__mro__ if cls in _KNOWN), None)
 
 
 def check_equal(what: str, parameter: str, p: Distribution, q: Distribution) -> None:
@@ -258,15 +237,10 @@ def most_uncertain(p: Distribution) -> Distribution:
 
 @singledispatch
 def blend(p: Distribution, q: Distribution, s: Tensor) -> Distribution:
-    """The distribution with parameters (1 - s) of `p` + s of `q`.
+    """The distribution with parameters (1 - s) of `p` + s of `q`, of one family; `s` broadcasts to ``p.batch_shape``.
 
     Probabilities blend as probabilities, whichever way they were given. Open for registration:
     ``@pullback.blend.register`` on a function ``(p: MyFamily, q, s) -> MyFamily``.
-
-    Args:
-        p: a distribution.
-        q: another of the same family.
-        s: between 0 and 1; broadcasts to ``p.batch_shape``.
 
     >>> from torch.distributions import Poisson
     >>> blend(Poisson(torch.tensor(2.0)), Poisson(torch.tensor(4.0)), torch.tensor(0.25)).rate
@@ -299,8 +273,22 @@ def positive_kl(p: Distribution, q: Distribution) -> Tensor:
     return rule(p, q)
 
 
-def best_kl(p: Distribution, q: Distribution) -> Tensor:
-    """KL(p, q) by the most specific rule; for the same class the library's wins over torch's, and over no other."""
+def kl(p: Distribution, q: Distribution) -> Tensor:
+    r"""The Kullback-Leibler divergence :math:`\int p \log(p/q)`, right at saturation.
+
+    torch's own divergences of discrete families subtract nearly equal numbers: in float32 at logits of 20 they come out
+    negative, and infinite with zero gradient for saturated probabilities. Here they are sums of terms that are each
+    positive, computed from logits: :math:`\sum_i p_i\, g(\log q_i - \log p_i)`, :math:`g(x) = e^x - 1 - x`. Others
+    (Laplace, Weibull, Wishart) have a Hessian that autodiff of torch's rule gets wrong without notice; here it is the
+    Fisher information. Multinomial, negative binomial and von Mises divergences are missing in torch. Everything else
+    is torch's, to which `torch.distributions.register_kl` adds families. The most specific rule is used, so one
+    registered for a subclass of a family wins over the family's.
+
+    >>> from torch.distributions import Normal
+    >>> kl(Normal(torch.tensor(0.0), torch.tensor(1.0)), Normal(torch.tensor(1.0), torch.tensor(1.0)))
+    tensor(0.5000)
+    """
+    # For the same class the library's rule wins over torch's, and over no other.
     family = type(p)
     ours = positive_kl.dispatch(family if family is type(q) else Distribution)
     base = next(cls for cls in family.__mro__ if positive_kl.registry.get(cls) is ours)

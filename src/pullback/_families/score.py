@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -65,17 +65,12 @@ def unbiased_weight(log_prob: Tensor) -> Tensor:
 @contextlib.contextmanager
 def fixed_noise(seed: int, device: torch.device) -> Iterator[None]:
     """Random numbers drawn inside depend on `seed` alone; the random state outside is untouched."""
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    states = [generator.get_state() for generator in generators]
-    for generator in generators:
-        generator.manual_seed(seed)
-    try:
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
         yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
 
 
 def _taken_apart(p: Distribution) -> tuple[Tensor, Callable[[Tensor], Distribution]]:
@@ -91,50 +86,45 @@ def _taken_apart(p: Distribution) -> tuple[Tensor, Callable[[Tensor], Distributi
             f"{tuple(batch)}; it holds {stray or 'none that do'}. Expand the parameters to the batch "
             "shape, or use pullback.ScoreMetric(decoder), which differentiates the whole decoder."
         )
-    template = _rebuilt(p, {id(t): torch_internals.unwrapped(t) for t in fixed}, Size())
+    constants = {id(t): torch_internals.unwrapped(t) for t in fixed}
+    template = _mapped(p, lambda t: constants.get(id(t), t), Size())
 
     def at(eta: Tensor) -> Distribution:
         """Leading batch dimensions of the template may be left out."""
-        parts = eta.split([t[(0,) * n].numel() for t in moving], dim=-1)
-        shaped = [part.reshape(eta.shape[:-1] + t.shape[n:]).to(t.dtype) for t, part in zip(moving, parts, strict=True)]
-        new = {id(t): part for t, part in zip(moving, shaped, strict=True)}
-        return _rebuilt(template, new, batch[: n - (eta.ndim - 1)])
+        pairs = zip(moving, eta.split([t[(0,) * n].numel() for t in moving], dim=-1), strict=True)
+        new = {id(t): part.reshape(eta.shape[:-1] + t.shape[n:]).to(t.dtype) for t, part in pairs}
+        return _mapped(template, lambda t: new.get(id(t), t), batch[: n - (eta.ndim - 1)])
 
     return torch.cat([t.reshape(*batch, -1) for t in moving], dim=-1), at
 
 
-def tensors_in(thing: Any) -> Iterator[Tensor]:
-    if isinstance(thing, Tensor):
-        yield thing
-    elif isinstance(thing, torch_internals.inverse_transform):
-        yield from tensors_in(thing.inv)
-    elif isinstance(thing, (Distribution, Transform)):
-        yield from tensors_in([x for name, x in vars(thing).items() if name not in torch_internals.transform_caches])
-    elif isinstance(thing, (list, tuple)):
-        for part in thing:
-            yield from tensors_in(part)
-    elif isinstance(thing, dict):
-        yield from tensors_in(list(thing.values()))
+def tensors_in(thing: Any) -> list[Tensor]:
+    """The tensors that a distribution or transform, or a list of them, is made of."""
+    found: list[Tensor] = []
+    _mapped(thing, lambda t: found.append(t) or t)
+    return found
 
 
-def _rebuilt(thing: Any, new: Mapping[int, Tensor], dropped: Size) -> Any:
-    """A copy of `thing` with tensors replaced by identity and the leading batch dimensions `dropped`."""
+def _mapped(thing: Any, change: Callable[[Tensor], Tensor], dropped: Size | None = None) -> Any:
+    """A copy of `thing` with its tensors changed and the leading batch dimensions `dropped`."""
     if isinstance(thing, Tensor):
-        return new.get(id(thing), thing)
+        return change(thing)
     if isinstance(thing, torch_internals.inverse_transform):
-        return _rebuilt(thing.inv, new, dropped).inv
+        return _mapped(thing.inv, change, dropped).inv
     if isinstance(thing, (Distribution, Transform)):
         other = copy.copy(thing)
-        vars(other).update({name: _rebuilt(value, new, dropped) for name, value in vars(other).items()})
+        own = {k: v for k, v in vars(other).items() if k not in torch_internals.transform_caches}
+        vars(other).update({name: _mapped(value, change, dropped) for name, value in own.items()})
         if isinstance(other, Transform):
             vars(other).update(torch_internals.transform_caches)
-        else:
+        elif dropped is not None:
             batch, n = other.batch_shape, len(dropped)
             # Nothing is checked any more: samples on the border of the support are samples.
             torch_internals.set_batch_shape(other, batch[n:] if batch[:n] == dropped else batch)
         return other
     if isinstance(thing, (list, tuple)) and not isinstance(thing, Size):
-        return type(thing)(_rebuilt(part, new, dropped) for part in thing)
+        make = getattr(thing, "_make", type(thing))  # of a named tuple, or of any other
+        return make(_mapped(part, change, dropped) for part in thing)
     if isinstance(thing, dict):
-        return {key: _rebuilt(value, new, dropped) for key, value in thing.items()}
+        return {key: _mapped(value, change, dropped) for key, value in thing.items()}
     return thing

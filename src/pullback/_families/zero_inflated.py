@@ -24,8 +24,6 @@ from pullback._families.composite import as_product
 from pullback._families.information import Information, MissingRuleError
 from pullback._families.rules import blend, fisher, most_uncertain
 
-_ONE = Size()
-
 
 class ZeroInflated(Distribution):
     r"""Counts of a base distribution, of which some are replaced by zeros.
@@ -51,7 +49,6 @@ class ZeroInflated(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        """The base's, times the probability to be kept."""
         return torch.sigmoid(-self.gate_logits) * self.base.mean
 
     @property
@@ -60,18 +57,15 @@ class ZeroInflated(Distribution):
         gate = torch.sigmoid(self.gate_logits)
         return torch.sigmoid(-self.gate_logits) * (self.base.variance + gate * self.base.mean**2)
 
-    def sample(self, sample_shape: Any = _ONE) -> Tensor:
-        """Draws of the base, replaced by zero with the probability of the gate."""
+    def sample(self, sample_shape: Any = ()) -> Tensor:
         x = self.base.sample(sample_shape)
         return torch.where(torch.rand_like(x) < torch.sigmoid(self.gate_logits), 0, x)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The log-probability of a count."""
         kept = logsigmoid(-self.gate_logits) + self.base.log_prob(value)
         return torch.where(value == 0, torch.logaddexp(logsigmoid(self.gate_logits), kept), kept)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ZeroInflated:
-        """The same distribution with a larger batch shape."""
         base, gate = self.base.expand(Size(batch_shape)), self.gate_logits.expand(batch_shape)
         return ZeroInflated(base, gate, validate_args=False)
 
@@ -96,8 +90,8 @@ def _log_zero(base: Distribution, eta: Tensor) -> tuple[Tensor, Tensor]:
 @fisher.register
 def _(p: ZeroInflated) -> Information:
     """Coordinates: the logit of the gate, then those of the base."""
-    info = fisher(p.base)
-    base, of_base = p.base, as_product(info)
+    base, info = p.base, fisher(p.base)
+    of_base = as_product(info)
 
     def product(eta: Tensor, u: Tensor) -> Tensor:
         gate, rest, du = eta[..., 0], eta[..., 1:], u[..., 1:]
@@ -116,10 +110,10 @@ def _(p: ZeroInflated) -> Information:
     return Information(torch.cat([p.gate_logits[..., None], info.eta], -1), product=product)
 
 
-@most_uncertain.register
-def _(p: ZeroInflated) -> Distribution:
-    """The base becomes uncertain, and the gate a fair coin."""
-    return ZeroInflated(most_uncertain(p.base), torch.zeros_like(p.gate_logits), validate_args=False)
+# The base becomes uncertain, and the gate a fair coin.
+most_uncertain.register(
+    ZeroInflated, lambda p: ZeroInflated(most_uncertain(p.base), torch.zeros_like(p.gate_logits), validate_args=False)
+)
 
 
 @blend.register

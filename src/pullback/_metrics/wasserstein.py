@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pullback._decoders.contract import Decoder, observe
 from pullback._decoders.pullback import pulled_back, total
-from pullback._families.wasserstein import bures, squared_distance
+from pullback._families.wasserstein import bures, wasserstein2
 from pullback._metrics.base import Metric, per_code
 from pullback._typing import Codes, Float
 
@@ -42,7 +42,7 @@ class WassersteinMetric(Metric):
 
     @per_code
     def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
-        return total(squared_distance(observe(self.decoder, a), observe(self.decoder, b)), 1)
+        return total(wasserstein2(observe(self.decoder, a), observe(self.decoder, b)), 1)
 
     @per_code
     def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:

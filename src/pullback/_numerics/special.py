@@ -19,13 +19,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.polynomial import Polynomial
 from torch import Tensor
-from torch.autograd import Function
 from torch.nn.functional import logsigmoid
 
 
@@ -232,12 +231,31 @@ def trigamma_excess(x: Tensor) -> Tensor:
 
 def digamma_excess(x: Tensor) -> Tensor:
     r"""f(x) = ψ(x) - log x = Σ_{j<n} (log(1 + 1/(x+j)) - 1/(x+j)) + f(x+n) for small x, the series alone for large."""
-    small = x < _SHIFT
-    near = torch.where(small, x, 1)
+    near, far, small = _shifted(x)
     steps = sum(torch.log1p(1 / (near + j)) - 1 / (near + j) for j in range(_SHIFT))
-    far = torch.where(small, x + _SHIFT, x)
     coefficients = [b / (2 * k) for k, b in enumerate(_BERNOULLI, start=1)]
     return torch.where(small, steps, 0) - (0.5 + horner(coefficients, far**-2) / far) / far
+
+
+def digamma(x: Tensor) -> Tensor:
+    """ψ(x), whose derivatives are exact to rounding."""
+    return x.log() + digamma_excess(x)
+
+
+def log_gamma(x: Tensor) -> Tensor:
+    """log Γ(x), whose derivatives are exact to rounding: Stirling's formula and Binet's function, by steps as above."""
+    near, far, small = _shifted(x)
+    steps = sum((near + j + 0.5) * torch.log1p(1 / (near + j)) - 1 for j in range(_SHIFT))
+    coefficients = [b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, start=1)]
+    value = (x - 0.5) * x.log() - x + torch.where(small, steps, 0) + horner(coefficients, far**-2) / far
+    # torch rounds better, and its derivatives are worse
+    return value + (torch.lgamma(x) - value).detach()
+
+
+def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The argument of the steps, that of the series after them, and where steps are taken."""
+    small = x < _SHIFT
+    return torch.where(small, x, 1), torch.where(small, x + _SHIFT, x), small
 
 
 def inverse_softplus(x: Tensor) -> Tensor:
@@ -254,35 +272,6 @@ def excess(x: Tensor, *, even: bool = False) -> Tensor:
     # The square is that of x: g(-|x|) is then twice differentiable at 0 also to autodiff.
     series = near**2 * horner(coefficients, -near.abs() if even else near)
     return torch.where(small, series, torch.expm1(y) - y)
-
-
-def log_gamma(x: Tensor) -> Tensor:
-    """log Γ(x), whose first two derivatives are exact to rounding."""
-    return _LogGamma.apply(x)  # pyright: ignore[reportReturnType]
-
-
-def digamma(x: Tensor) -> Tensor:
-    """ψ(x), whose derivative is exact to rounding."""
-    return x.log() + digamma_excess(x)
-
-
-class _LogGamma(Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return torch.lgamma(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.save_for_forward(inputs[0])
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return dx * digamma(ctx.saved_tensors[0])
-
-    backward = jvp  # pyright: ignore[reportAssignmentType]
 
 
 def weighted_excess(weight: Tensor, other: Tensor, log_ratio: Tensor) -> Tensor:
