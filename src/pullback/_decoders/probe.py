@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pullback._autodiff.derivatives import Map, jet, pushforward
+from pullback._autodiff.derivatives import Map, depends_on, jet, pushforward
 from pullback._autodiff.torch_internals import batch_norms, differentiable_kernels, dropouts, in_transform, unvalidated
 from pullback._decoders import refusals
 from pullback._decoders.networks import Memory, networks
@@ -93,11 +93,6 @@ def _fixed(decoder: Decoder, codes: Tensor) -> bool:
         x = codes.clone().requires_grad_()
         parameters = [fixed_parameter(part) for part in leaves(decoder(x))]
         return not any(depends_on(y, x) for y in parameters if y is not None)
-
-
-def depends_on(y: Tensor, x: Tensor) -> bool:
-    """Whether torch sees y computed from x."""
-    return y.requires_grad and torch.autograd.grad(y.sum(), x, retain_graph=True, allow_unused=True)[0] is not None
 
 
 def called(decoder: Decoder, z: Tensor) -> Distribution:
