@@ -139,4 +139,5 @@ class Rewritten(TorchFunctionMode):
     """A context in which the operations above are replaced."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _REWRITES.get(func, func)(*args, **(kwargs or {}))
+        operation: Any = _REWRITES.get(func, func)
+        return operation(*args, **(kwargs or {}))
