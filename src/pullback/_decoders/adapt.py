@@ -11,7 +11,7 @@ from torch import distributions as td
 from torch.distributions import Distribution
 
 from pullback._decoders.contract import Decoder
-from pullback._decoders.refusals import PLACES, DecoderError
+from pullback._decoders.probe import PLACES, DecoderError
 from pullback._typing import Float
 
 Family = type[Distribution] | Callable[..., Distribution]

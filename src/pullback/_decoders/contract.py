@@ -20,21 +20,20 @@ from pullback._autodiff.torch_internals import differentiable_kernels, in_transf
 from pullback._autodiff.torch_internals import unvalidated as unvalidated
 from pullback._decoders.networks import reference
 from pullback._decoders.probe import Decoder as Decoder
-from pullback._decoders.probe import called, facts, route
-from pullback._decoders.refusals import DecoderError as DecoderError
-from pullback._decoders.refusals import no_decoder
+from pullback._decoders.probe import DecoderError as DecoderError
+from pullback._decoders.probe import called, check_callable, check_mode, facts, route
 from pullback._progress import decoded
 
 
 def decode(decoder: Decoder, z: Tensor) -> Distribution:
     """Decodes codes ``(N, d)`` to ``p(x|z)``; a `DecoderError` where the contract is broken."""
-    if not callable(decoder):
-        raise TypeError(no_decoder(decoder))
+    check_callable(decoder)
     if z.ndim != 2:
         raise ValueError(f"Decoders are called with codes of shape (N, d), got {tuple(z.shape)}. Use z.reshape(-1, d).")
     decoded(len(z))
     if known := facts(decoder, z):
-        known.check_modes()
+        for layer in known.layers:
+            check_mode(layer)
     wanted = in_transform() or (torch.is_grad_enabled() and z.requires_grad)
     with differentiable_kernels(plain=route(decoder, z).plain) if wanted else contextlib.nullcontext():
         return called(decoder, z)

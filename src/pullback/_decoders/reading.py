@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 
 from pullback._decoders.contract import Decoder, DecoderError, observed
-from pullback._decoders.refusals import check_output, no_decoder
+from pullback._decoders.probe import check_callable, check_output
 from pullback._decoders.support import Support
 from pullback._families.location_scale import UnitNormal
 from pullback._families.product import Product
@@ -33,8 +33,7 @@ class _WithReading(nn.Module, abc.ABC):
 
     def __init__(self, decoder: Decoder):
         super().__init__()
-        if not callable(decoder):
-            raise TypeError(no_decoder(decoder))
+        check_callable(decoder)
         self.decoder = decoder
 
     @property
