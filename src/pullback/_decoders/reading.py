@@ -28,18 +28,16 @@ from pullback._typing import Float
 Reading = Callable[[Tensor, Distribution], Tensor]
 
 
-class _WithReading(nn.Module, abc.ABC):
-    """A decoder and a reading next to what it decodes (abstract)."""
+class WithChannel(nn.Module, abc.ABC):
+    """A decoder that emits one more observation next to what it decodes (abstract)."""
+
+    support: Support | None
 
     def __init__(self, decoder: Decoder):
         super().__init__()
         check_callable(decoder)
         self.decoder = decoder
-
-    @property
-    def support(self) -> Support | None:
-        """The support that the wrapped decoder knows, if it knows one."""
-        return getattr(self.decoder, "support", None)
+        vars(self)["support"] = getattr(decoder, "support", None)  # not registered: it is a part of the decoder
 
     def forward(self, z: Float[Tensor, "*batch d"]) -> Distribution:
         """The distribution p(x|z) of the data, as the wrapped decoder gives it."""
@@ -48,19 +46,19 @@ class _WithReading(nn.Module, abc.ABC):
     def observed(self, z: Float[Tensor, "*batch d"]) -> Distribution:
         """What the geometry sees: what it saw before and, independent of it, the `channel`."""
         seen = observed(self.decoder)(z)
-        mean = self._mean(z, lambda: self.decoder(z) if hasattr(self.decoder, "observed") else seen)
+        mean = self._mean(z, None if hasattr(self.decoder, "observed") else seen)
         return Product(seen, Independent(UnitNormal(mean), 1, validate_args=False), validate_args=False)
 
     def channel(self, z: Float[Tensor, "*batch d"]) -> Distribution:
-        r"""The reading :math:`y \sim \mathcal N(g(z), 1)` alone; a path's energy under it is what the reading adds."""
-        return Independent(UnitNormal(self._mean(z, lambda: self.decoder(z))), 1, validate_args=False)
+        r"""The observation :math:`y \sim \mathcal N(g(z), 1)` alone; a path's energy under it is what it adds."""
+        return Independent(UnitNormal(self._mean(z, None)), 1, validate_args=False)
 
     @abc.abstractmethod
-    def _mean(self, z: Tensor, decoded: Callable[[], Distribution]) -> Tensor:
-        """g(z), ``(*batch, k)``."""
+    def _mean(self, z: Tensor, decoded: Distribution | None) -> Tensor:
+        """g(z), ``(*batch, k)``; `decoded` is what the decoder makes of z, if that is known."""
 
 
-class WithPrior(_WithReading):
+class WithPrior(WithChannel):
     r"""A decoder whose geometry also sees the information of the latent prior, :math:`M = J^\top I J + \Lambda`.
 
     This is the geometry to use for a trained VAE with more than two latent dimensions. Called, it is the decoder you
@@ -89,7 +87,7 @@ class WithPrior(_WithReading):
         super().__init__(decoder)
         self.register_buffer("root", None if prior is None else _root(_precision(prior)))
 
-    def _mean(self, z: Tensor, decoded: Callable[[], Distribution]) -> Tensor:
+    def _mean(self, z: Tensor, decoded: Distribution | None) -> Tensor:
         if self.root is not None and self.root.shape[-1] != z.shape[-1]:
             raise ValueError(
                 f"The prior has {self.root.shape[-1]} dimensions, but the codes have {z.shape[-1]}. Give the prior "
@@ -143,7 +141,7 @@ def _root(precision: Tensor) -> Tensor:
     return (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
 
 
-class WithReading(_WithReading):
+class WithReading(WithChannel):
     r"""A decoder whose geometry also sees a function g of the code or of what it decodes to: :math:`M + Dg^\top Dg`.
 
     Called, it is the decoder you gave. Metrics look at `observed`, which adds the reading.
@@ -169,8 +167,8 @@ class WithReading(_WithReading):
         super().__init__(decoder)
         self.reading = reading
 
-    def _mean(self, z: Tensor, decoded: Callable[[], Distribution]) -> Tensor:
-        p, batch = decoded(), z.shape[:-1]
+    def _mean(self, z: Tensor, decoded: Distribution | None) -> Tensor:
+        p, batch = self.decoder(z) if decoded is None else decoded, z.shape[:-1]
         check_output(p, z)
         value = self.reading(z, p)
         if not isinstance(value, Tensor) or value.shape[: len(batch)] != batch or value.ndim > len(batch) + 1:
