@@ -26,8 +26,6 @@ from torch.overrides import TorchFunctionMode
 
 from pullback._autodiff.torch_internals import is_wrapped
 
-Shape = tuple[int, ...]
-
 
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
     return torch.linalg.vector_norm(x1[..., :, None, :] - x2[..., None, :, :], ord=p, dim=-1)
@@ -39,7 +37,7 @@ def _glu(input: Tensor, dim: int = -1) -> Tensor:
 
 
 def _layer_norm(
-    input: Tensor, normalized_shape: Shape, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enable=True
+    input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enable=True
 ) -> Tensor:
     dims = tuple(range(-len(normalized_shape), 0))
     centered = input - input.mean(dims, keepdim=True)

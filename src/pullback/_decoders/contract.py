@@ -60,8 +60,7 @@ def as_codes(
     """
     # A list of Python's numbers has no dtype of its own.
     has_dtype = isinstance(z, (Tensor, np.ndarray)) or _holds_tensors(z)
-    z = z if isinstance(z, Tensor) else real_numbers(z, "Latent codes")
-    model = reference(like)
+    z, model = z if isinstance(z, Tensor) else real_numbers(z, "Latent codes"), reference(like)
     if model is not None:
         z = z.to(model)
     elif not (has_dtype and z.is_floating_point()):
@@ -121,13 +120,11 @@ def check_finite(values: Tensor, z: Tensor, what: str = "parameters") -> None:
     # One pass instead of five. The sum of finite values may overflow, so otherwise look closer.
     if torch.isfinite(values.sum()):
         return
-    finite = torch.isfinite(values)
-    if finite.all():
-        return
-    bad = ~finite.reshape(*z.shape[:-1], -1).all(-1)
-    first = z[bad][0].tolist()
-    raise DecoderError(
-        f"The decoder returned NaN or infinite {what} at {int(bad.sum())} of {bad.numel()} codes, first at "
-        f"z = {[round(x, 4) for x in first]}. Check the model there: bound its exponentials (softplus instead of exp), "
-        "or keep the codes within the region it was trained on."
-    )
+    bad = ~torch.isfinite(values).reshape(*z.shape[:-1], -1).all(-1)
+    if bad.any():
+        first = [round(x, 4) for x in z[bad][0].tolist()]
+        raise DecoderError(
+            f"The decoder returned NaN or infinite {what} at {int(bad.sum())} of {bad.numel()} codes, first at z = "
+            f"{first}. Check the model there: bound its exponentials (softplus instead of exp), or keep the codes "
+            "within the region it was trained on."
+        )

@@ -70,8 +70,8 @@ class Extrapolated(WithChannel):
     @progress("wall")
     def calibrate(self) -> None:
         """Sets `strength` from the decoder as it is now."""
-        c = self.support.centers
-        c = c[:: -(-len(c) // _MAX_PROBES)]
+        centers = self.support.centers
+        c = centers[:: -(-len(centers) // _MAX_PROBES)]
         try:
             M = pulled_back(fisher, self.decoder, c).detach()
         except NotImplementedError as error:

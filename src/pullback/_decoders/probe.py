@@ -12,7 +12,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -117,8 +116,7 @@ def called(decoder: Decoder, z: Tensor) -> Distribution:
         p = decoder(z)
     except ValueError as error:
         with unvalidated():
-            if _error(partial(decoder, z)) is not None:
-                raise
+            decoder(z)  # fails again if the error is the model's own
         raise DecoderError(
             "The decoder built a distribution with invalid parameters (NaN, or outside their range). Check the model "
             "at these codes: use softplus for scales and rates, logits instead of probabilities. torch says: "
@@ -281,11 +279,14 @@ def _ask(decoder: Decoder, codes: Tensor) -> Route:
             return own
         for twice, ways in ((True, (own, *plain)), (False, plain)):
             for way in ways:
-                with differentiable_kernels(plain=way.plain):
-                    error = _error(partial(_differentiate, f, codes, forward=way.forward, twice=twice))
-                if error is None:
+                try:
+                    with differentiable_kernels(plain=way.plain):
+                        _differentiate(f, codes, forward=way.forward, twice=twice)
                     return way
-                errors.append(_first_line(error))
+                except torch.OutOfMemoryError:
+                    raise
+                except (RuntimeError, ValueError, UserWarning) as error:
+                    errors.append(_first_line(error))
     raise NotImplementedError(
         f"The decoder uses an operation without a forward-mode derivative ({errors[-2]}) and without a second reverse "
         f"one ({errors[-1]}). Write that operation out in elementary ones, {_NO_DERIVATIVE}"
@@ -327,17 +328,6 @@ def _differentiate(f: Map, codes: Tensor, *, forward: bool, twice: bool) -> None
             total = sum((t.square().sum() for t in pushforward(f, x, forward=forward)[1]), start=0 * x.sum())
             torch.autograd.grad(total, x)
         jet(f, codes, codes, codes[None])
-
-
-def _error(call: Callable[[], object]) -> Exception | None:
-    """What torch says against it. Out of memory is no answer."""
-    try:
-        call()
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError, UserWarning) as error:
-        return error
-    return None
 
 
 def _first_line(error: Exception) -> str:

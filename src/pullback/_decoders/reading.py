@@ -25,8 +25,6 @@ from pullback._families.location_scale import UnitNormal
 from pullback._families.product import Product
 from pullback._typing import Float
 
-Reading = Callable[[Tensor, Distribution], Tensor]
-
 
 class WithChannel(nn.Module, abc.ABC):
     """A decoder that emits one more observation next to what it decodes (abstract)."""
@@ -105,29 +103,28 @@ def _precision(prior: Distribution | Tensor) -> Tensor:
     """The information matrix of a prior whose log-density is quadratic."""
     if isinstance(prior, Independent):
         return _precision(prior.base_dist)
-    if isinstance(prior, Normal):
-        if prior.scale.ndim != 1:
-            raise ValueError(
-                f"A Normal prior must have one scale per latent dimension, shape (d,); got {tuple(prior.scale.shape)}. "
-                "For N(0, s²) in d dimensions use Normal(torch.zeros(d), s * torch.ones(d))."
-            )
+    if isinstance(prior, Normal) and prior.scale.ndim == 1:
         return torch.diag_embed(prior.scale**-2)
+    if isinstance(prior, Normal):
+        raise ValueError(
+            f"A Normal prior must have one scale per latent dimension, shape (d,); got {tuple(prior.scale.shape)}. "
+            "For N(0, s²) in d dimensions use Normal(torch.zeros(d), s * torch.ones(d))."
+        )
     precision = prior.precision_matrix if isinstance(prior, MultivariateNormal) else prior
-    if isinstance(precision, Tensor):
-        if precision.ndim != 2 or precision.shape[0] != precision.shape[1]:
-            raise ValueError(
-                f"A precision matrix has the shape (d, d), got {tuple(precision.shape)}. Pass one matrix for all codes."
-            )
-        return precision
-    raise TypeError(
-        f"The information of a {type(prior).__name__} prior is not one positive semi-definite matrix: the log-density "
-        "of a mixture or a flow is not concave everywhere. Give a Normal or a MultivariateNormal, or a precision "
-        "matrix of your choice, such as torch.cov(codes.T).inverse()."
-    )
+    if not isinstance(precision, Tensor):
+        raise TypeError(
+            f"The information of a {type(prior).__name__} prior is not one positive semi-definite matrix: the "
+            "log-density of a mixture or a flow is not concave everywhere. Give a Normal or a MultivariateNormal, or a "
+            "precision matrix of your choice, such as torch.cov(codes.T).inverse()."
+        )
+    if precision.ndim != 2 or precision.shape[0] != precision.shape[1]:
+        raise ValueError(
+            f"A precision matrix has the shape (d, d), got {tuple(precision.shape)}. Pass one matrix for all codes."
+        )
+    return precision
 
 
 def _root(precision: Tensor) -> Tensor:
-    """The symmetric square root."""
     precision = precision.detach()
     values, vectors = torch.linalg.eigh(0.5 * (precision + precision.mT))
     rounding = precision.shape[-1] * torch.finfo(values.dtype).eps * values.abs().amax()
@@ -163,7 +160,7 @@ class WithReading(WithChannel):
     True
     """
 
-    def __init__(self, decoder: Decoder, reading: Reading):
+    def __init__(self, decoder: Decoder, reading: Callable[[Tensor, Distribution], Tensor]):
         super().__init__(decoder)
         self.reading = reading
 
