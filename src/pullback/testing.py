@@ -1,8 +1,4 @@
-r"""The laws every metric obeys, to be run on your own.
-
-A metric that passes can be trusted to solvers: its tensor is symmetric and positive semi-definite, its short steps
-agree with its tensor, each code is measured alone, and lengths do not depend on the coordinates of the latent space.
-"""
+"""The laws every metric obeys, to be run on your own: one that passes can be trusted to solvers."""
 
 from __future__ import annotations
 

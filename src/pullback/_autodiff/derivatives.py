@@ -81,11 +81,8 @@ def constant_hessian(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
 
 
 def jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:
-    r"""Values of ``f``, Jacobians ``(*batch, d, K)``, and second derivatives along ``v`` and ``w``, ``(*batch, K, m)``.
-
-    Both are derivatives in ``y`` of derivatives in ``z`` of :math:`\langle y, f(z)\rangle`. Reverse mode thrice:
-    several times faster than nested forward mode.
-    """
+    """Values of ``f``, Jacobians ``(*batch, d, K)``, second derivatives along ``v`` and ``w``, ``(*batch, K, m)``."""
+    # Derivatives in y of derivatives in z of ⟨y, f(z)⟩: several times faster than nested forward mode.
     keep = differentiable(z, v)
     with torch.inference_mode(False), torch.enable_grad(), Rewritten():
         x = variable(z)

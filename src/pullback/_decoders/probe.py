@@ -283,7 +283,7 @@ def _ask(decoder: Decoder, codes: Tensor) -> Route:
                     with differentiable_kernels(plain=way.plain):
                         _differentiate(f, codes, forward=way.forward, twice=twice)
                     return way
-                except torch.OutOfMemoryError:
+                except torch.OutOfMemoryError:  # is no answer
                     raise
                 except (RuntimeError, ValueError, UserWarning) as error:
                     errors.append(_first_line(error))

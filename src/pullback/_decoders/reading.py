@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ class WithPrior(WithChannel):
 
     def __init__(self, decoder: Decoder, prior: Distribution | Float[Tensor, "d d"] | None = None):
         super().__init__(decoder)
-        self.register_buffer("root", None if prior is None else _root(_precision(prior)))
+        self.register_buffer("root", None if prior is None else _root(prior))
 
     def _mean(self, z: Tensor, decoded: Distribution | None) -> Tensor:
         if self.root is not None and self.root.shape[-1] != z.shape[-1]:
@@ -99,18 +100,19 @@ class WithPrior(WithChannel):
         return inner + ("prior=N(0, 1)" if self.root is None else f"prior of {self.root.shape[-1]} dimensions")
 
 
-def _precision(prior: Distribution | Tensor) -> Tensor:
-    """The information matrix of a prior whose log-density is quadratic."""
+def _root(prior: Any) -> Tensor:
+    """The symmetric square root of the information matrix of a prior whose log-density is quadratic."""
     if isinstance(prior, Independent):
-        return _precision(prior.base_dist)
-    if isinstance(prior, Normal) and prior.scale.ndim == 1:
-        return torch.diag_embed(prior.scale**-2)
-    if isinstance(prior, Normal):
+        return _root(prior.base_dist)
+    if isinstance(prior, Normal) and prior.scale.ndim != 1:
         raise ValueError(
             f"A Normal prior must have one scale per latent dimension, shape (d,); got {tuple(prior.scale.shape)}. "
             "For N(0, s²) in d dimensions use Normal(torch.zeros(d), s * torch.ones(d))."
         )
-    precision = prior.precision_matrix if isinstance(prior, MultivariateNormal) else prior
+    if isinstance(prior, Normal):
+        precision = torch.diag_embed(prior.scale**-2)
+    else:
+        precision = prior.precision_matrix if isinstance(prior, MultivariateNormal) else prior
     if not isinstance(precision, Tensor):
         raise TypeError(
             f"The information of a {type(prior).__name__} prior is not one positive semi-definite matrix: the "
@@ -121,15 +123,11 @@ def _precision(prior: Distribution | Tensor) -> Tensor:
         raise ValueError(
             f"A precision matrix has the shape (d, d), got {tuple(precision.shape)}. Pass one matrix for all codes."
         )
-    return precision
-
-
-def _root(precision: Tensor) -> Tensor:
     precision = precision.detach()
     values, vectors = torch.linalg.eigh(0.5 * (precision + precision.mT))
-    rounding = precision.shape[-1] * torch.finfo(values.dtype).eps * values.abs().amax()
-    asymmetry = (precision - precision.mT).abs().amax()
-    if not (values.amin() >= -rounding and asymmetry <= 1e-4 * values.abs().amax()):
+    size, asymmetry = values.abs().amax(), (precision - precision.mT).abs().amax()
+    rounding = len(precision) * torch.finfo(values.dtype).eps * size
+    if not (values.amin() >= -rounding and asymmetry <= 1e-4 * size):
         raise ValueError(
             "The precision matrix of the prior must be symmetric and positive semi-definite: its smallest eigenvalue "
             f"is {values.amin():.3g}, its asymmetry {asymmetry:.3g}. Pass the inverse of a covariance matrix, such as "
