@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-import threading
 import weakref
 from collections.abc import Iterator
 from types import CellType, CodeType
@@ -16,21 +15,19 @@ from torch import Tensor, nn
 # A lambda that calls a function that calls a partial: deeper than this nobody was seen to hide a network.
 _DEPTH = 4
 _KNOWN: dict[int, dict[Any, Any]] = {}
-_LOCK = threading.Lock()
 
 
 def memory(thing: object) -> dict[Any, Any]:
     """What is known of an object, for as long as it lives. A bound method counts as its object and its function."""
     owner, part = (thing.__self__, thing.__func__) if inspect.ismethod(thing) else (thing, None)
-    with _LOCK:
-        if id(owner) not in _KNOWN:
-            _KNOWN[id(owner)] = {}
-            try:
-                weakref.finalize(owner, _KNOWN.pop, id(owner), None).atexit = False
-            except TypeError:
-                # It cannot be watched, so it is kept: its number must not become another object's.
-                _KNOWN[id(owner)]["owner"] = owner
-        return _KNOWN[id(owner)].setdefault(part, {})
+    if id(owner) not in _KNOWN:
+        known = _KNOWN.setdefault(id(owner), {})
+        try:
+            weakref.finalize(owner, _KNOWN.pop, id(owner), None).atexit = False
+        except TypeError:
+            # It cannot be watched, so it is kept: its number must not become another object's.
+            known["owner"] = owner
+    return _KNOWN[id(owner)].setdefault(part, {})
 
 
 def networks(decoder: object) -> list[nn.Module]:
