@@ -32,14 +32,13 @@ def progress(what: str, total: int | None = None, unit: str = " points") -> Iter
     shows = is_watched() and not _SHOWN
     look: dict[str, Any] = {"unit": unit, "unit_scale": bool(unit), "delay": _DELAY, "leave": False}
     with tqdm(total=total, desc=what, disable=not shows, file=sys.stderr, **look) as bar:
-        if not shows:
-            yield bar
-            return
-        _SHOWN.append(bar)
+        if shows:
+            _SHOWN.append(bar)
         try:
             yield bar
         finally:
-            _SHOWN.clear()
+            if shows:
+                _SHOWN.clear()
 
 
 def decoded(num_points: int) -> None:

@@ -4,15 +4,13 @@ A decoder treats the codes of a batch independently, so the Jacobians of the who
 derivatives of the whole batch, vectorized with `torch.vmap` over the ``d`` tangent directions. Mapping over the points
 instead fails for decoders (torch's distributions branch on values) and is hundreds of times slower.
 
-First derivatives are taken in forward mode, with a few operations rewritten (`pullback._autodiff.rewrites`): 0.5 to 0.9
-times the time of two reverse sweeps on networks 64-64-784 and on transposed convolutions, d = 2, 8, 32 (up to 1.5 times
-for batches of 64 codes with d = 2). These are for maps with an operation that has no forward-mode rule
+First derivatives are taken in forward mode, with a few operations rewritten (`pullback._autodiff.rewrites`), which
+takes 0.5 to 0.9 times as long as two reverse sweeps. These are for maps with an operation that has no forward-mode rule
 (``forward=False``). Second derivatives are taken in reverse mode.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -40,27 +38,19 @@ def jacobian(f: Map, z: Tensor, *, forward: bool = True) -> tuple[Tensors, Tenso
 
 def directional(f: Map, z: Tensor, v: Tensor, *, forward: bool = True) -> tuple[Tensors, Tensors]:
     """Values of ``f`` at ``z`` and its derivatives along ``k`` tangents at every code, ``v (k, *z.shape)``."""
-    if not forward:
-        return _two_reverse_sweeps(f, z, v)
-    z = z.clone()  # of a view torch makes tangents as large as all of its memory
-    out_dims: Any = (None, 0)
-    with forward_mode(), Rewritten():
-        values, tangents = torch.vmap(lambda u: torch.func.jvp(f, (z,), (u,)), out_dims=out_dims)(v)[:2]
-    return values, tangents
-
-
-def _two_reverse_sweeps(f: Map, z: Tensor, v: Tensor) -> tuple[Tensors, Tensors]:
-    """J v as the derivative in u of uᵀ J v, which is linear in u: one tangent at a time."""
-    keep = torch.is_grad_enabled() and z.requires_grad
+    if forward:
+        z = z.clone()  # of a view torch makes tangents as large as all of its memory
+        out_dims: Any = (None, 0)
+        with forward_mode(), Rewritten():
+            return torch.vmap(lambda u: torch.func.jvp(f, (z,), (u,)), out_dims=out_dims)(v)[:2]
+    # J v as the derivative in u of uᵀ J v, which is linear in u: one tangent at a time.
+    keep = differentiable(z)
     with torch.inference_mode(False), torch.enable_grad(), Rewritten():
-        x = z if keep else z.detach().clone().requires_grad_()
+        x = variable(z)
         values = f(x)
         u = [torch.zeros_like(y, requires_grad=True) for y in values]
         (g,) = gradients(values, x, u)
-        # It is linear in each part of u, unless an operation forgot what it depends on.
-        if g.requires_grad and all(
-            x is None for x in torch.autograd.grad(g.sum(), u, retain_graph=True, allow_unused=True)
-        ):
+        if g.requires_grad and not any(depends_on(g, y) for y in u):
             raise NotImplementedError("An operation has no second derivative in reverse mode.")
         rows = [gradients(g, u, e, create_graph=keep) for e in v]
     jacobians = tuple(map(torch.stack, zip(*rows, strict=True)))
@@ -75,7 +65,7 @@ def hessian(f: Callable[[Tensor], Tensor], z: Tensor, *, functional: bool = True
         with Rewritten():
             pull = torch.func.vjp(torch.func.grad(lambda w: f(w).sum()), z)[1]
             return torch.stack([pull(e)[0] for e in _basis(z)], dim=-2)
-    keep = torch.is_grad_enabled() and z.requires_grad
+    keep = differentiable(z)
     with torch.inference_mode(False), torch.enable_grad(), Rewritten():
         # Not z itself: f may hold constants that depend on z, such as the other end of a divergence.
         x = z.view_as(z) if keep else z.detach().clone().requires_grad_()
@@ -91,11 +81,8 @@ def constant_hessian(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
 
 
 def jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:
-    r"""Values of ``f``, Jacobians ``(*batch, d, K)``, and second derivatives along ``v`` and ``w``, ``(*batch, K, m)``.
-
-    Both are derivatives in ``y`` of derivatives in ``z`` of :math:`\langle y, f(z)\rangle`. Reverse mode thrice:
-    several times faster than nested forward mode.
-    """
+    """Values of ``f``, Jacobians ``(*batch, d, K)``, second derivatives along ``v`` and ``w``, ``(*batch, K, m)``."""
+    # Derivatives in y of derivatives in z of ⟨y, f(z)⟩: several times faster than nested forward mode.
     keep = differentiable(z, v)
     with torch.inference_mode(False), torch.enable_grad(), Rewritten():
         x = variable(z)
@@ -117,9 +104,14 @@ def variable(z: Tensor) -> Tensor:
     return z if z.requires_grad else z.detach().clone().requires_grad_()
 
 
-def differentiable(z: Tensor, v: Tensor) -> bool:
+def differentiable(*inputs: Tensor) -> bool:
     """Whether the steps are recorded: only if the inputs ask for it; a decoder's own parameters always do."""
-    return torch.is_grad_enabled() and (z.requires_grad or v.requires_grad)
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+
+
+def depends_on(y: Tensor, x: Tensor) -> bool:
+    """Whether torch sees y computed from x."""
+    return y.requires_grad and torch.autograd.grad(y.sum(), x, retain_graph=True, allow_unused=True)[0] is not None
 
 
 def gradients(outputs: Any, inputs: Any, weights: Any = None, *, create_graph: bool = True) -> Tensors:
@@ -137,10 +129,6 @@ def gradients(outputs: Any, inputs: Any, weights: Any = None, *, create_graph: b
 def _basis(z: Tensor) -> Tensor:
     """The ``d`` unit tangents at every code, ``(d, *batch, d)``."""
     d = z.shape[-1]
-    return _identity(d, z.dtype, z.device).reshape(d, *[1] * (z.ndim - 1), d).expand(d, *z.shape)
-
-
-@functools.lru_cache
-def _identity(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        return torch.eye(d, dtype=dtype, device=device)
+        eye = torch.eye(d, dtype=z.dtype, device=z.device)
+    return eye.reshape(d, *[1] * (z.ndim - 1), d).expand(d, *z.shape)

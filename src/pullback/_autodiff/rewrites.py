@@ -1,7 +1,6 @@
 r"""Operations of torch whose derivatives are missing or wrong, written in others whose derivatives are right.
 
-Forward mode is how the library differentiates decoders, and solvers differentiate the result once more. In torch 2.13
-some operations spoil one of the two, most of them without notice:
+Forward mode is how the library differentiates decoders, and solvers differentiate the result once more. In torch 2.13:
 
 - `torch.cdist` has no forward-mode derivative, `glu` has one that cannot be differentiated;
 - `torch.cholesky_inverse` has a wrong forward-mode derivative;
@@ -27,8 +26,6 @@ from torch.overrides import TorchFunctionMode
 
 from pullback._autodiff.torch_internals import is_wrapped
 
-Shape = tuple[int, ...]
-
 
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
     return torch.linalg.vector_norm(x1[..., :, None, :] - x2[..., None, :, :], ord=p, dim=-1)
@@ -39,38 +36,24 @@ def _glu(input: Tensor, dim: int = -1) -> Tensor:
     return a * torch.sigmoid(b)
 
 
-def _standardized(x: Tensor, dims: Shape, eps: float, weight: Any, bias: Any, shape: Shape) -> Tensor:
-    centered = x - x.mean(dims, keepdim=True)
-    y = centered * torch.rsqrt((centered**2).mean(dims, keepdim=True) + eps)
-    y = y if weight is None else y * weight.reshape(shape)
-    return y if bias is None else y + bias.reshape(shape)
-
-
 def _layer_norm(
-    input: Tensor,
-    normalized_shape: Shape,
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
+    input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enable=True
 ) -> Tensor:
-    return _standardized(input, tuple(range(-len(normalized_shape), 0)), eps, weight, bias, normalized_shape)
+    dims = tuple(range(-len(normalized_shape), 0))
+    centered = input - input.mean(dims, keepdim=True)
+    y = centered * torch.rsqrt((centered**2).mean(dims, keepdim=True) + eps)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
 
 
 def _instance_norm(
-    input: Tensor,
-    running_mean: Any = None,
-    running_var: Any = None,
-    weight: Any = None,
-    bias: Any = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
+    input: Tensor, *, weight: Any, bias: Any, use_input_stats: bool, eps: float, **running: Any
 ) -> Tensor:
     if not use_input_stats:
-        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    dims = tuple(range(2, input.ndim))
-    return _standardized(input, dims, eps, weight, bias, (-1, *[1] * len(dims)))
+        return F.batch_norm(input, weight=weight, bias=bias, eps=eps, **running)
+    shape = (-1, *[1] * (input.ndim - 2))
+    weight, bias = (None if x is None else x.reshape(shape) for x in (weight, bias))
+    return _layer_norm(input, input.shape[2:], weight, bias, eps)
 
 
 def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
@@ -86,8 +69,7 @@ def _cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
 
 
 def _slogdet(A: Tensor) -> Any:
-    with torch.no_grad():
-        exact = torch.linalg.slogdet(A.detach())
+    exact = torch.linalg.slogdet(A.detach())
     diagonal = torch.linalg.lu_factor(A).LU.diagonal(dim1=-2, dim2=-1)
     return type(exact)((exact.sign, diagonal.abs().log().sum(-1)))
 
@@ -103,7 +85,6 @@ def _det(A: Tensor) -> Tensor:
 
 
 def _unpacked(x: Any) -> tuple[Any, Tensor | None]:
-    """The value and the tangent, None of a constant."""
     return forward_ad.unpack_dual(x) if isinstance(x, Tensor) and is_wrapped(x) else (x, None)
 
 

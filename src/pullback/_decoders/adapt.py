@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import distributions as td
 from torch.distributions import Distribution
 
 from pullback._decoders.contract import Decoder
-from pullback._decoders.refusals import PLACES, DecoderError
+from pullback._decoders.probe import PLACES, DecoderError
 from pullback._typing import Float
 
 Family = type[Distribution] | Callable[..., Distribution]
@@ -89,7 +89,7 @@ def as_decoder(model: Any, family: Family | None = None) -> Decoder:
 def _as_distribution(output: Any) -> Distribution:
     if isinstance(output, Distribution):
         return output
-    if found := _distributions(output):
+    if found := _of_kind(Distribution, _fields(output).values()):
         return found[0]
     raise DecoderError(
         f"The model returned {type(output).__name__} without a distribution. Say which likelihood it was trained with, "
@@ -98,18 +98,22 @@ def _as_distribution(output: Any) -> Distribution:
     )
 
 
-def _distributions(output: Any) -> list[Distribution]:
-    fields = output.values() if isinstance(output, Mapping) else [_field(output, name) for name in _FIELDS]
-    return [value for value in fields if isinstance(value, Distribution)]
-
-
 def _parameters(output: Any) -> list[Tensor]:
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, Distribution):
         return [output.mean]
-    tensors = [x for x in output if isinstance(x, Tensor)] if isinstance(output, (tuple, list)) else _named(output)
-    if not tensors and _distributions(output):
+    fields = _fields(output)
+    mean, log_variance, deviation = (
+        _of_kind(Tensor, map(fields.get, names)) for names in (_FIELDS, _LOG_VARIANCES, _DEVIATIONS)
+    )
+    if isinstance(output, (tuple, list)):
+        tensors = _of_kind(Tensor, output)
+    elif mean:
+        tensors = [mean[0], *log_variance[:1], *(2 * x.log() for x in deviation[:1] if not log_variance)]
+    else:
+        tensors = _of_kind(Tensor, output.values())[:2] if isinstance(output, Mapping) else []
+    if not tensors and _of_kind(Distribution, fields.values()):
         raise DecoderError(
             "The model returns a distribution, and needs no other family: use pullback.as_decoder(model)."
         )
@@ -121,26 +125,20 @@ def _parameters(output: Any) -> list[Tensor]:
     return tensors
 
 
-def _field(output: Any, name: str) -> Any:
-    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+def _fields(output: Any) -> Mapping[str, Any]:
+    if isinstance(output, Mapping):
+        return output
+    return {name: getattr(output, name, None) for name in (*_FIELDS, *_LOG_VARIANCES, *_DEVIATIONS)}
 
 
-def _named(output: Any) -> list[Tensor]:
-    """The mean, and the log-variance where there is one; in a mapping without known names the first two tensors."""
-    mean, log_variance, deviation = (
-        [x for name in names if isinstance(x := _field(output, name), Tensor)]
-        for names in (_FIELDS, _LOG_VARIANCES, _DEVIATIONS)
-    )
-    if mean:
-        return [mean[0], *log_variance[:1], *(2 * x.log() for x in deviation[:1] if not log_variance)]
-    return [x for x in output.values() if isinstance(x, Tensor)][:2] if isinstance(output, Mapping) else []
+def _of_kind(kind: type, values: Iterable[Any]) -> list[Any]:
+    return [x for x in values if isinstance(x, kind)]
 
 
 def _check_logits(family: Family, x: Tensor) -> None:
     """Probabilities in the place of logits would give a wrong geometry without a word."""
-    if not (isinstance(family, type) and issubclass(family, _LOGITS)) or x[0].numel() < _MANY:
-        return
-    if bool((x > 0).all()) and bool((x < 1).all()):
+    reads_logits = isinstance(family, type) and issubclass(family, _LOGITS)
+    if reads_logits and x[0].numel() >= _MANY and bool(((x > 0) & (x < 1)).all()):
         raise DecoderError(
             f"All outputs of the model lie between 0 and 1, as probabilities do, and {family.__name__} reads them as "
             "logits. If they are probabilities, use `pullback.as_decoder(model, family=lambda x: "

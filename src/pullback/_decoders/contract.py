@@ -20,21 +20,20 @@ from pullback._autodiff.torch_internals import differentiable_kernels, in_transf
 from pullback._autodiff.torch_internals import unvalidated as unvalidated
 from pullback._decoders.networks import reference
 from pullback._decoders.probe import Decoder as Decoder
-from pullback._decoders.probe import called, facts, route
-from pullback._decoders.refusals import DecoderError as DecoderError
-from pullback._decoders.refusals import no_decoder
+from pullback._decoders.probe import DecoderError as DecoderError
+from pullback._decoders.probe import called, check_callable, check_mode, facts, route
 from pullback._progress import decoded
 
 
 def decode(decoder: Decoder, z: Tensor) -> Distribution:
     """Decodes codes ``(N, d)`` to ``p(x|z)``; a `DecoderError` where the contract is broken."""
-    if not callable(decoder):
-        raise TypeError(no_decoder(decoder))
+    check_callable(decoder)
     if z.ndim != 2:
         raise ValueError(f"Decoders are called with codes of shape (N, d), got {tuple(z.shape)}. Use z.reshape(-1, d).")
     decoded(len(z))
     if known := facts(decoder, z):
-        known.check_modes()
+        for layer in known.layers:
+            check_mode(layer)
     wanted = in_transform() or (torch.is_grad_enabled() and z.requires_grad)
     with differentiable_kernels(plain=route(decoder, z).plain) if wanted else contextlib.nullcontext():
         return called(decoder, z)
@@ -61,8 +60,7 @@ def as_codes(
     """
     # A list of Python's numbers has no dtype of its own.
     has_dtype = isinstance(z, (Tensor, np.ndarray)) or _holds_tensors(z)
-    z = z if isinstance(z, Tensor) else real_numbers(z, "Latent codes")
-    model = reference(like)
+    z, model = z if isinstance(z, Tensor) else real_numbers(z, "Latent codes"), reference(like)
     if model is not None:
         z = z.to(model)
     elif not (has_dtype and z.is_floating_point()):
@@ -122,13 +120,11 @@ def check_finite(values: Tensor, z: Tensor, what: str = "parameters") -> None:
     # One pass instead of five. The sum of finite values may overflow, so otherwise look closer.
     if torch.isfinite(values.sum()):
         return
-    finite = torch.isfinite(values)
-    if finite.all():
-        return
-    bad = ~finite.reshape(*z.shape[:-1], -1).all(-1)
-    first = z[bad][0].tolist()
-    raise DecoderError(
-        f"The decoder returned NaN or infinite {what} at {int(bad.sum())} of {bad.numel()} codes, first at "
-        f"z = {[round(x, 4) for x in first]}. Check the model there: bound its exponentials (softplus instead of exp), "
-        "or keep the codes within the region it was trained on."
-    )
+    bad = ~torch.isfinite(values).reshape(*z.shape[:-1], -1).all(-1)
+    if bad.any():
+        first = [round(x, 4) for x in z[bad][0].tolist()]
+        raise DecoderError(
+            f"The decoder returned NaN or infinite {what} at {int(bad.sum())} of {bad.numel()} codes, first at z = "
+            f"{first}. Check the model there: bound its exponentials (softplus instead of exp), or keep the codes "
+            "within the region it was trained on."
+        )

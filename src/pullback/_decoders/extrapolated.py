@@ -14,17 +14,15 @@ from __future__ import annotations
 import torch
 from scipy.sparse.csgraph import dijkstra
 from torch import Tensor, nn
-from torch.distributions import Distribution, Independent
+from torch.distributions import Distribution
 
-from pullback._decoders.contract import Decoder, observed
+from pullback._decoders.contract import Decoder
 from pullback._decoders.pullback import pulled_back
+from pullback._decoders.reading import WithChannel
 from pullback._decoders.support import Support
-from pullback._families.location_scale import UnitNormal
-from pullback._families.product import Product
 from pullback._families.rules import fisher
 from pullback._options import check_options
 from pullback._progress import progress
-from pullback._typing import Float
 
 _SLOPE = 3.0
 _MAX_PROBES = 192
@@ -32,7 +30,7 @@ _LINE_POINTS = 7
 _NUM_NEIGHBORS = 10
 
 
-class Extrapolated(nn.Module):
+class Extrapolated(WithChannel):
     r"""A decoder together with an observation of how far a code is from the data.
 
     Called, it is the decoder you gave: ``extrapolated(z)`` is p(x|z), also off the data. Metrics look at `observed`
@@ -58,12 +56,12 @@ class Extrapolated(nn.Module):
     tensor([True])
     """
 
+    support: Support
     strength: Tensor
 
     def __init__(self, decoder: Decoder, support: Support, *, strength: float | None = None):
-        super().__init__()
+        super().__init__(decoder)
         check_options(strength=strength)
-        self.decoder = decoder
         self.support = support.matching(decoder)
         self.register_buffer("strength", self.support.scale.new_tensor(strength or 0.0))
         if strength is None:
@@ -72,8 +70,8 @@ class Extrapolated(nn.Module):
     @progress("wall")
     def calibrate(self) -> None:
         """Sets `strength` from the decoder as it is now."""
-        c = self.support.centers
-        c = c[:: -(-len(c) // _MAX_PROBES)]
+        centers = self.support.centers
+        c = centers[:: -(-len(centers) // _MAX_PROBES)]
         try:
             M = pulled_back(fisher, self.decoder, c).detach()
         except NotImplementedError as error:
@@ -86,26 +84,16 @@ class Extrapolated(nn.Module):
             )
         self.strength.copy_(torch.maximum(_SLOPE * speed, _closing_slope(self.support, c, M)))
 
-    def forward(self, z: Float[Tensor, "*batch d"]) -> Distribution:
-        """The distribution p(x|z) of the data, as the wrapped decoder gives it."""
-        return self.decoder(z)
-
     def extra_repr(self) -> str:
         """What is inside, for printing."""
         inner = "" if isinstance(self.decoder, nn.Module) else f"{getattr(self.decoder, '__name__', self.decoder)}, "
         return f"{inner}strength={self.strength:.3g}"
 
-    def observed(self, z: Float[Tensor, "*batch d"]) -> Distribution:
-        """What the geometry sees: p(x|z) and, independent of it, the `channel`."""
-        return Product(observed(self.decoder)(z), self.channel(z), validate_args=False)
-
-    def channel(self, z: Float[Tensor, "*batch d"]) -> Distribution:
-        """The extra observation y ~ N(F(z), 1) of 2d values; its information is the wall."""
+    def _mean(self, z: Tensor, decoded: Distribution | None) -> Tensor:
         d = z.shape[-1]
         phase = d**0.5 / self.support.spread * (z - self.support.origin)
         direction = torch.cat([phase.cos(), phase.sin()], -1) / d**0.5
-        mean = self.strength * _height(self.support, self.support.distance2(z))[..., None] * direction
-        return Independent(UnitNormal(mean), 1, validate_args=False)
+        return self.strength * _height(self.support, self.support.distance2(z))[..., None] * direction
 
 
 def _height(support: Support, distance2: Tensor) -> Tensor:

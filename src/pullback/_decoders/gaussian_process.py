@@ -68,8 +68,7 @@ class GPDecoder(nn.Module):
         self.register_buffer("codes", codes - self.origin)
         self.register_buffer("mean", x.mean(0))
         factor = _factor(_kernel(squared_distances(self.codes, self.codes), self.lengthscale, self.signal), self.noise)
-        eye = torch.eye(len(codes)).to(codes)
-        self.register_buffer("whiten", torch.linalg.solve_triangular(factor, eye, upper=False))
+        self.register_buffer("whiten", torch.linalg.solve_triangular(factor, torch.eye(len(x)).to(x), upper=False))
         self.register_buffer("weights", self.whiten @ (x - self.mean))
 
     @classmethod
@@ -94,10 +93,8 @@ class GPDecoder(nn.Module):
             (gradient,) = torch.autograd.grad(loss, theta)
             return loss.item(), gradient.cpu().numpy()
 
-        bounds = [(value - 8, value + 8) for value in start]
-        best = minimize(
-            objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": max_iterations}
-        )
+        bounds, options = [(value - 8, value + 8) for value in start], {"maxiter": max_iterations}
+        best = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         lengthscale, signal, noise = np.exp(best.x).tolist()
         return cls(codes, x, lengthscale=lengthscale, signal=signal, noise=noise)
 
@@ -119,7 +116,6 @@ def _kernel(squares: Tensor, lengthscale: Tensor, signal: Tensor) -> Tensor:
 
 
 def _factor(kernel: Tensor, noise: Tensor) -> Tensor:
-    """Cholesky factor of the covariance of the observations."""
     eye = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
     factor, info = torch.linalg.cholesky_ex(kernel + noise.square() * eye)
     if info != 0:

@@ -5,57 +5,39 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-import threading
 import weakref
 from collections.abc import Iterator
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any
 
 from torch import Tensor, nn
 
 # A lambda that calls a function that calls a partial: deeper than this nobody was seen to hide a network.
 _DEPTH = 4
+_KNOWN: dict[int, dict[Any, Any]] = {}
 
 
-class Memory:
-    """What is known per object, for as long as it lives. A bound method counts as its object and its function."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, dict[object, Any]] = {}
-        self._lock = threading.Lock()
-
-    def get(self, thing: object, detail: object) -> Any:
-        owner, part = _owner(thing)
-        return self._known.get(id(owner), {}).get((part, detail))
-
-    def put(self, thing: object, detail: object, value: object) -> None:
-        owner, part = _owner(thing)
-        with self._lock:
-            if id(owner) not in self._known:
-                self._known[id(owner)] = {}
-                try:
-                    weakref.finalize(owner, self._known.pop, id(owner), None).atexit = False
-                except TypeError:
-                    # It cannot be watched, so it is kept: its number must not become another object's.
-                    self._known[id(owner)][None] = owner
-            self._known[id(owner)][part, detail] = value
-
-
-def _owner(thing: object) -> tuple[object, object]:
-    return (thing.__self__, thing.__func__) if inspect.ismethod(thing) else (thing, None)
-
-
-_KNOWN = Memory()
+def memory(thing: object) -> dict[Any, Any]:
+    """What is known of an object, for as long as it lives. A bound method counts as its object and its function."""
+    owner, part = (thing.__self__, thing.__func__) if inspect.ismethod(thing) else (thing, None)
+    if id(owner) not in _KNOWN:
+        known = _KNOWN.setdefault(id(owner), {})
+        try:
+            weakref.finalize(owner, _KNOWN.pop, id(owner), None).atexit = False
+        except TypeError:
+            # It cannot be watched, so it is kept: its number must not become another object's.
+            known["owner"] = owner
+    return _KNOWN[id(owner)].setdefault(part, {})
 
 
 def networks(decoder: object) -> list[nn.Module]:
     """The modules that a decoder refers to: itself, its object, its closure, its globals, its arguments, its fields."""
-    found = _KNOWN.get(decoder, "networks")
-    known = None if found is None else [network() for network in found]
-    if known is None or None in known:
-        known = list(dict.fromkeys(_networks(decoder, _DEPTH)))
-        _KNOWN.put(decoder, "networks", tuple(map(weakref.ref, known)))
-    return known
+    known = memory(decoder)
+    found = [network() for network in known.get("networks", [lambda: None])]
+    if None in found:
+        found = list(dict.fromkeys(_networks(decoder, _DEPTH)))
+        known["networks"] = [weakref.ref(network) for network in found]
+    return found
 
 
 def reference(like: object) -> Tensor | None:
@@ -65,15 +47,13 @@ def reference(like: object) -> Tensor | None:
     inner = None if isinstance(like, nn.Module) else getattr(like, "decoder", None)
     if inner is not None:
         return reference(inner)
-    found = networks(like)
     # Buffers (a prior, a support) follow the parameters of what they are wrapped around, not the other way round.
-    first = [_first(network.parameters()) for network in found]
-    known = [x for x in first if x is not None] or [x for n in found if (x := _first(n.buffers())) is not None]
-    return known[0] if known and len({(x.dtype, x.device) for x in known}) == 1 else None
-
-
-def _first(tensors: Iterator[Tensor]) -> Tensor | None:
-    return next((x for x in tensors if x.is_floating_point()), None)
+    for kind in ("parameters", "buffers"):
+        tensors = [filter(Tensor.is_floating_point, getattr(network, kind)()) for network in networks(like)]
+        known = [x for x in (next(each, None) for each in tensors) if x is not None]
+        if known:
+            return known[0] if len({(x.dtype, x.device) for x in known}) == 1 else None
+    return None
 
 
 def _networks(thing: Any, depth: int) -> Iterator[nn.Module]:
@@ -96,7 +76,7 @@ def _parts(thing: Any) -> list[Any]:
         owner = thing.__self__
         return [owner] if isinstance(owner, nn.Module) else [thing.__func__, *_fields(owner)]
     if inspect.isfunction(thing):
-        cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
+        cells = [cell.cell_contents for cell in thing.__closure__ or () if cell != CellType()]  # not the empty ones
         known = [thing.__globals__[name] for name in _globals(thing.__code__) if name in thing.__globals__]
         own = [x for x in known if not inspect.isfunction(x) or x.__globals__ is thing.__globals__]
         return [*cells, *own, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
@@ -104,14 +84,7 @@ def _parts(thing: Any) -> list[Any]:
 
 
 def _fields(thing: Any) -> list[Any]:
-    return list(vars(thing).values()) if hasattr(thing, "__dict__") else []
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
+    return list(getattr(thing, "__dict__", {}).values())
 
 
 def _globals(code: CodeType) -> list[str]:

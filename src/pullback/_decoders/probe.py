@@ -1,4 +1,4 @@
-"""Questions asked once per decoder: is it a function of each code alone, and how can it be differentiated?
+"""What is asked of a decoder, once, and what is said to one that breaks the contract.
 
 A decoder is looked at with three codes: decoded twice, and one by one. So it is refused if it is random or mixes the
 codes of a batch. How it can be differentiated is asked when a derivative is wanted: forward mode with torch's own
@@ -12,19 +12,15 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pullback._autodiff.derivatives import Map, jet, pushforward
+from pullback._autodiff.derivatives import Map, depends_on, jet, pushforward
 from pullback._autodiff.torch_internals import batch_norms, differentiable_kernels, dropouts, in_transform, unvalidated
-from pullback._decoders import refusals
-from pullback._decoders.networks import Memory, networks
-from pullback._decoders.refusals import DecoderError
+from pullback._decoders.networks import memory, networks
 from pullback._families.composite import leaves
 from pullback._families.rules import fixed_parameter
 from pullback._families.score import tensors_in
@@ -34,42 +30,50 @@ Decoder = Callable[[Tensor], Distribution]
 # Two decodings of one code differ by rounding; kernels chosen by the size of the batch, and TensorFloat-32, lose half
 # of the digits. Statistics of a batch of three change the parameters by more than a tenth.
 _SAME = 10.0
+# Where libraries keep the decoder of a model: diffusers (`decode`), plain and Lightning modules and pythae (`decoder`),
+# scvi-tools (`generative`).
+PLACES = ("decode", "decoder", "generative")
+_MIXING = (
+    "The decoder must give for a batch what it gives for its codes one by one: no statistics of the batch, no sum or "
+    "recurrence over its codes, no shared noise. Use batch_first=True in recurrences and attention, LayerNorm or "
+    "GroupNorm instead of statistics of the batch, and model.eval()."
+)
+_NO_DERIVATIVE = (
+    "or use a metric that needs no derivative of the decoder: pullback.DivergenceMetric(decoder, "
+    "method=pullback.divergences.CentralDifference())."
+)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a decoder that was looked at: how many numbers the distribution of one code holds, and its
-    layers whose mode matters, dropout and batch normalization, which may change between calls."""
+class DecoderError(ValueError):
+    """The decoder breaks the contract; the message says how to mend it.
+
+    >>> import torch, pullback as pb
+    >>> pb.FisherRaoMetric(torch.nn.Linear(2, 3)).tensor([0.0, 0.0])
+    Traceback (most recent call last):
+    pullback...DecoderError: The decoder returned a tensor, not a distribution. Say which...
+    """
+
+
+class Facts(NamedTuple):
+    """How many numbers the distribution of one code holds, and the layers that run and whose mode may change."""
 
     num_features: int
-    layers: tuple[weakref.ref[nn.Module], ...]
-
-    def check_modes(self) -> None:
-        """Raises if the decoder was switched to train mode since."""
-        for layer in self.layers:
-            if (known := layer()) is not None:
-                refusals.check_mode(known)
+    layers: weakref.WeakSet[nn.Module]
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """How a decoder can be differentiated: with torch's own kernels or with plain ones, in forward mode or not."""
 
     plain: bool = False
     forward: bool = True
 
 
-_ANSWERS = Memory()
-
-
 def once(question: Callable[[Decoder, Tensor], Any], decoder: Decoder, z: Tensor) -> Any:
     """The answer to a question about the decoder at codes ``(N, d)``; None in a transform and without a finite code."""
-    detail = question, z.shape[-1], z.dtype, z.device
-    known = _ANSWERS.get(decoder, detail)
-    if known is None and not in_transform() and (codes := _few(z)) is not None:
-        known = question(decoder, codes)
-        _ANSWERS.put(decoder, detail, known)
-    return known
+    answers, detail = memory(decoder), (question, z.shape[-1], z.dtype, z.device)
+    if detail not in answers and not in_transform() and (codes := _few(z)) is not None:
+        answers[detail] = question(decoder, codes)
+    return answers.get(detail)
 
 
 def facts(decoder: Decoder, z: Tensor) -> Facts | None:
@@ -88,35 +92,6 @@ def has_constants(decoder: Decoder, z: Tensor) -> bool:
     return once(_fixed, decoder, z) is not False
 
 
-def _fixed(decoder: Decoder, codes: Tensor) -> bool:
-    with torch.inference_mode(False), torch.enable_grad(), unvalidated():
-        x = codes.clone().requires_grad_()
-        parameters = [fixed_parameter(part) for part in leaves(decoder(x))]
-        return not any(depends_on(y, x) for y in parameters if y is not None)
-
-
-def depends_on(y: Tensor, x: Tensor) -> bool:
-    """Whether torch sees y computed from x."""
-    return y.requires_grad and torch.autograd.grad(y.sum(), x, retain_graph=True, allow_unused=True)[0] is not None
-
-
-def called(decoder: Decoder, z: Tensor) -> Distribution:
-    """The decoder's output; invalid parameters get the contract's sentence, errors of the model itself pass through."""
-    try:
-        p = decoder(z)
-    except ValueError as error:
-        with unvalidated():
-            if _error(partial(decoder, z)) is not None:
-                raise
-        raise DecoderError(
-            "The decoder built a distribution with invalid parameters (NaN, or outside their range). Check the model "
-            "at these codes: use softplus for scales and rates, logits instead of probabilities. torch says: "
-            f"{refusals.first_line(error)}"
-        ) from error
-    refusals.check_output(p, z)
-    return p
-
-
 def _few(z: Tensor) -> Tensor | None:
     """Three codes to look with: those given where there are as many, else others a per cent away."""
     z = z.detach()
@@ -128,43 +103,127 @@ def _few(z: Tensor) -> Tensor | None:
     return torch.stack([first, near, 0.99 * first if len(z) == 1 else last])
 
 
+def _fixed(decoder: Decoder, codes: Tensor) -> bool:
+    with torch.inference_mode(False), torch.enable_grad(), unvalidated():
+        x = codes.clone().requires_grad_()
+        parameters = [fixed_parameter(part) for part in leaves(decoder(x))]
+        return not any(depends_on(y, x) for y in parameters if y is not None)
+
+
+def called(decoder: Decoder, z: Tensor) -> Distribution:
+    """The decoder's output; invalid parameters get the contract's sentence, errors of the model itself pass through."""
+    try:
+        p = decoder(z)
+    except ValueError as error:
+        with unvalidated():
+            decoder(z)  # fails again if the error is the model's own
+        raise DecoderError(
+            "The decoder built a distribution with invalid parameters (NaN, or outside their range). Check the model "
+            "at these codes: use softplus for scales and rates, logits instead of probabilities. torch says: "
+            f"{_first_line(error)}"
+        ) from error
+    check_output(p, z)
+    return p
+
+
+def check_callable(decoder: object) -> None:
+    """Raises if what stands in the place of a decoder cannot be called."""
+    name = type(decoder).__name__
+    if callable(decoder):
+        return
+    if hasattr(decoder, "decoder") or hasattr(decoder, "tensor"):
+        raise TypeError(f"A decoder is expected, not the metric {name}. Give the decoder itself, as in metric.decoder.")
+    raise TypeError(
+        f"A decoder is a function from codes (N, d) to a torch.distributions.Distribution, not {name}. "
+        "For example `lambda z: torch.distributions.Bernoulli(logits=model(z))`."
+    )
+
+
+def check_output(p: object, z: Tensor) -> None:
+    """Raises unless a decoder returned one distribution for each of the codes ``(N, d)``."""
+    if isinstance(p, Tensor):
+        raise DecoderError(
+            "The decoder returned a tensor, not a distribution. Say which likelihood the model was trained with: "
+            "pullback.as_decoder(model, family=torch.distributions.Bernoulli) for logits, or in general "
+            "`lambda z: torch.distributions.Bernoulli(logits=model(z))`."
+        )
+    if isinstance(p, (tuple, list)) and any(isinstance(part, Tensor) for part in p):
+        raise DecoderError(
+            f"The decoder returned {type(p).__name__}, not a torch.distributions.Distribution. If it holds a mean and "
+            "a log-variance, use pullback.as_decoder(model, family=torch.distributions.Normal)."
+        )
+    if not isinstance(p, Distribution):
+        raise DecoderError(
+            f"The decoder returned {type(p).__name__}, not a torch.distributions.Distribution. Return one "
+            "distribution; for features of different kinds use pullback.Product(p, q, ...). For the output of a model "
+            "of another library use pullback.as_decoder(model, family=torch.distributions.Normal), with the "
+            "likelihood it was trained with."
+        )
+    if p.batch_shape[:1] != z.shape[:1]:
+        raise DecoderError(
+            f"The decoder was given codes of shape {tuple(z.shape)} and returned a distribution with batch shape "
+            f"{tuple(p.batch_shape)}, which must start with ({len(z)},). Keep the first dimension of z: do not "
+            "squeeze, and use flatten(1) or view(len(z), -1)."
+        )
+
+
+def check_mode(layer: nn.Module) -> None:
+    """Raises if the layer makes a decoder random or dependent on the rest of the batch."""
+    name = type(layer).__name__
+    if isinstance(layer, dropouts) and layer.training and layer.p > 0:
+        raise DecoderError(
+            f"The decoder is in train mode and has {name}, so its output is random. Call model.eval() first."
+        )
+    if isinstance(layer, batch_norms) and layer.training:
+        raise DecoderError(
+            f"The decoder is in train mode and has {name}, so each code's distribution depends on the rest of its "
+            "batch. Call model.eval() first."
+        )
+    if isinstance(layer, batch_norms) and layer.running_mean is None:
+        raise DecoderError(
+            f"The decoder has {name} without running statistics, so each code's distribution depends on the rest of "
+            "its batch. Build it with track_running_stats=True, or use LayerNorm or GroupNorm."
+        )
+
+
 def _look(decoder: Decoder, codes: Tensor) -> Facts:
     with torch.no_grad():
-        with _watched(decoder) as layers:
-            together = _tensors(_first_call(decoder, codes))
-        if not _same(together, _tensors(called(decoder, codes))):
-            raise DecoderError(refusals.RANDOM)
+        try:
+            with _watched(decoder) as layers:
+                together = _tensors(called(decoder, codes))
+        except (torch.OutOfMemoryError, NotImplementedError, DecoderError):
+            raise
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise DecoderError(_refused_codes(decoder, codes, _first_line(error))) from error
+        again = _tensors(called(decoder, codes))
+        if len(together) != len(again) or not all(map(_close, together, again)):
+            raise DecoderError(
+                "The decoder drew random numbers: decoding the same code twice gives two distributions. Switch dropout "
+                "off (model.eval(), or F.dropout(x, training=False)) and return the distribution itself, not one "
+                "around a sample."
+            )
         for i in range(len(codes)):
             try:
                 alone = _tensors(called(decoder, codes[i : i + 1]))
             except (ValueError, RuntimeError) as error:
-                raise DecoderError(f"{refusals.MIXING} It fails for a single code: {error}") from error
+                raise DecoderError(f"{_MIXING} It fails for a single code: {error}") from error
             # What is the same for all codes has no row of its own.
-            pairs = zip(together, alone, strict=True)
-            if not _same([x if x.shape == y.shape else x[i : i + 1] for x, y in pairs], alone):
-                raise DecoderError(refusals.MIXING)
-    return Facts(sum(x.numel() for x in together) // len(codes), tuple(map(weakref.ref, layers)))
-
-
-def _first_call(decoder: Decoder, codes: Tensor) -> Distribution:
-    try:
-        return called(decoder, codes)
-    except (torch.OutOfMemoryError, NotImplementedError, DecoderError):
-        raise
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-        raise DecoderError(refusals.refused_codes(decoder, codes, error)) from error
+            rows = [x if x.shape == y.shape else x[i : i + 1] for x, y in zip(together, alone, strict=True)]
+            if not all(map(_close, rows, alone)):
+                raise DecoderError(_MIXING)
+    return Facts(sum(x.numel() for x in together) // len(codes), layers)
 
 
 @contextlib.contextmanager
-def _watched(decoder: Decoder) -> Iterator[dict[nn.Module, None]]:
+def _watched(decoder: Decoder) -> Iterator[weakref.WeakSet[nn.Module]]:
     """The layers that run inside and whose mode matters; those that depend on the batch are refused before they run."""
-    seen: dict[nn.Module, None] = {}
+    seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
     thread = threading.get_ident()
 
     def check(layer: nn.Module, _: object) -> None:
         if threading.get_ident() == thread:
-            seen[layer] = None
-            refusals.check_mode(layer)
+            seen.add(layer)
+            check_mode(layer)
 
     layers = [m for n in networks(decoder) for m in n.modules() if isinstance(m, (batch_norms, dropouts))]
     hooks = [layer.register_forward_pre_hook(check) for layer in dict.fromkeys(layers)]
@@ -175,12 +234,25 @@ def _watched(decoder: Decoder) -> Iterator[dict[nn.Module, None]]:
             hook.remove()
 
 
+def _refused_codes(model: object, z: Tensor, reason: str) -> str:
+    """For a decoder that fails at its first codes, perhaps because it is a whole model with a part that decodes."""
+    for place in PLACES:
+        if callable(getattr(model, place, None)):
+            return (
+                f"{type(model).__name__} does not take codes of shape {tuple(z.shape)} ({reason}), but it has {place}: "
+                "use pullback.as_decoder(model, family=torch.distributions.Bernoulli), with the likelihood it was "
+                "trained with."
+            )
+    return (
+        f"The decoder does not take codes of {z.shape[-1]} dimensions, {z.dtype}, on {z.device}: {reason}. "
+        "Give codes of its latent dimension, with its dtype and device. It is called with any number N of codes (N, "
+        "d): what else it needs must not have a row per observation, and codes of another shape are reshaped inside, "
+        "as in `pullback.as_decoder(lambda z: model.decode(z.reshape(-1, channels, height, width)), family=...)`."
+    )
+
+
 def _tensors(p: Distribution) -> list[Tensor]:
     return [x for x in tensors_in(p) if x.is_floating_point()]
-
-
-def _same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return len(first) == len(second) and all(map(_close, first, second))
 
 
 def _close(x: Tensor, y: Tensor) -> bool:
@@ -197,22 +269,27 @@ def _ask(decoder: Decoder, codes: Tensor) -> Route:
         tensors = _tensors(decoder(z))
         return tuple(tensors[i] for i in moving)
 
-    with torch.inference_mode(False), differentiable_kernels():
+    own, *plain = Route(), Route(plain=True), Route(plain=True, forward=False)
+    errors = []
+    with torch.inference_mode(False):
         codes = codes.clone()
-        moving = _moving(decoder, codes)
-        if not moving or _error(partial(_differentiate, f, codes, forward=True, twice=True)) is None:
-            return Route()
-        with differentiable_kernels(plain=True):
-            for forward, twice in [(True, True), (False, True), (True, False)]:
-                if _error(partial(_differentiate, f, codes, forward=forward, twice=twice)) is None:
-                    return Route(plain=True, forward=forward)
-            errors = [_error(partial(pushforward, f, codes, forward=forward)) for forward in (True, False)]
-    if errors[1] is None:
-        return Route(plain=True, forward=False)
-    forward, reverse = (refusals.first_line(error or errors[1]) for error in errors)
+        with differentiable_kernels():
+            moving = _moving(decoder, codes)
+        if not moving:
+            return own
+        for twice, ways in ((True, (own, *plain)), (False, plain)):
+            for way in ways:
+                try:
+                    with differentiable_kernels(plain=way.plain):
+                        _differentiate(f, codes, forward=way.forward, twice=twice)
+                    return way
+                except torch.OutOfMemoryError:  # is no answer
+                    raise
+                except (RuntimeError, ValueError, UserWarning) as error:
+                    errors.append(_first_line(error))
     raise NotImplementedError(
-        f"The decoder uses an operation without a forward-mode derivative ({forward}) and without a second reverse one "
-        f"({reverse}). Write that operation out in elementary ones, {refusals.NO_DERIVATIVE}"
+        f"The decoder uses an operation without a forward-mode derivative ({errors[-2]}) and without a second reverse "
+        f"one ({errors[-1]}). Write that operation out in elementary ones, {_NO_DERIVATIVE}"
     )
 
 
@@ -228,12 +305,16 @@ def _moving(decoder: Decoder, codes: Tensor) -> list[int]:
         except (RuntimeError, TypeError) as error:
             raise DecoderError(
                 "The decoder cannot be differentiated: it fails when its codes require a gradient "
-                f"({refusals.first_line(error)}). Keep to torch's operations inside it (no numpy(), item() or "
-                f"tolist()), {refusals.NO_DERIVATIVE}"
+                f"({_first_line(error)}). Keep to torch's operations inside it (no numpy(), item() or tolist()), "
+                f"{_NO_DERIVATIVE}"
             ) from error
     varies = any(not torch.equal(y[:1], y[2:]) for y in tensors if y.ndim and len(y) == len(codes))
     if varies and not moving:
-        raise DecoderError(refusals.DETACHED)
+        raise DecoderError(
+            "The decoder's output depends on the codes, but torch cannot differentiate it: the codes are detached, or "
+            "leave torch, on the way (detach(), .data, numpy(), torch.no_grad() or torch.inference_mode() inside the "
+            f"decoder). Take that away, {_NO_DERIVATIVE}"
+        )
     return moving
 
 
@@ -249,12 +330,5 @@ def _differentiate(f: Map, codes: Tensor, *, forward: bool, twice: bool) -> None
         jet(f, codes, codes, codes[None])
 
 
-def _error(call: Callable[[], object]) -> Exception | None:
-    """What torch says against it. Out of memory is no answer."""
-    try:
-        call()
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError, UserWarning) as error:
-        return error
-    return None
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n")[0][:240]

@@ -16,9 +16,8 @@ from pullback._typing import Codes, Float
 class RBFPrecision(nn.Module):
     r"""The standard deviation :math:`\sigma_i(z) = a_i / (\sum_j w_j \exp(-|z - c_j|^2 / 2h^2) + \epsilon)`, trainable.
 
-    Radial basis functions on the support's centers, a linear layer with positive weights w, a reciprocal, and a second
-    linear layer with positive weights a. It starts with :math:`\sigma \approx` `scale` on the data and `ceiling` times
-    that far away. Train it with the mean held fixed, once the codes are known.
+    The weights a and w are positive and trained. It starts with :math:`\sigma \approx` `scale` on the data and
+    `ceiling` times that far away. Train it with the mean held fixed, once the codes are known.
 
     Args:
         support: gives the centers and the width h (its `scale`).

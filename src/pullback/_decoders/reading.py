@@ -13,34 +13,30 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 
 from pullback._decoders.contract import Decoder, DecoderError, observed
-from pullback._decoders.refusals import check_output, no_decoder
+from pullback._decoders.probe import check_callable, check_output
 from pullback._decoders.support import Support
 from pullback._families.location_scale import UnitNormal
 from pullback._families.product import Product
 from pullback._typing import Float
 
-Reading = Callable[[Tensor, Distribution], Tensor]
 
+class WithChannel(nn.Module, abc.ABC):
+    """A decoder that emits one more observation next to what it decodes (abstract)."""
 
-class _WithReading(nn.Module, abc.ABC):
-    """A decoder and a reading next to what it decodes (abstract)."""
+    support: Support | None
 
     def __init__(self, decoder: Decoder):
         super().__init__()
-        if not callable(decoder):
-            raise TypeError(no_decoder(decoder))
+        check_callable(decoder)
         self.decoder = decoder
-
-    @property
-    def support(self) -> Support | None:
-        """The support that the wrapped decoder knows, if it knows one."""
-        return getattr(self.decoder, "support", None)
+        vars(self)["support"] = getattr(decoder, "support", None)  # not registered: it is a part of the decoder
 
     def forward(self, z: Float[Tensor, "*batch d"]) -> Distribution:
         """The distribution p(x|z) of the data, as the wrapped decoder gives it."""
@@ -49,19 +45,19 @@ class _WithReading(nn.Module, abc.ABC):
     def observed(self, z: Float[Tensor, "*batch d"]) -> Distribution:
         """What the geometry sees: what it saw before and, independent of it, the `channel`."""
         seen = observed(self.decoder)(z)
-        mean = self._mean(z, lambda: self.decoder(z) if hasattr(self.decoder, "observed") else seen)
+        mean = self._mean(z, None if hasattr(self.decoder, "observed") else seen)
         return Product(seen, Independent(UnitNormal(mean), 1, validate_args=False), validate_args=False)
 
     def channel(self, z: Float[Tensor, "*batch d"]) -> Distribution:
-        r"""The reading :math:`y \sim \mathcal N(g(z), 1)` alone; a path's energy under it is what the reading adds."""
-        return Independent(UnitNormal(self._mean(z, lambda: self.decoder(z))), 1, validate_args=False)
+        r"""The observation :math:`y \sim \mathcal N(g(z), 1)` alone; a path's energy under it is what it adds."""
+        return Independent(UnitNormal(self._mean(z, None)), 1, validate_args=False)
 
     @abc.abstractmethod
-    def _mean(self, z: Tensor, decoded: Callable[[], Distribution]) -> Tensor:
-        """g(z), ``(*batch, k)``."""
+    def _mean(self, z: Tensor, decoded: Distribution | None) -> Tensor:
+        """g(z), ``(*batch, k)``; `decoded` is what the decoder makes of z, if that is known."""
 
 
-class WithPrior(_WithReading):
+class WithPrior(WithChannel):
     r"""A decoder whose geometry also sees the information of the latent prior, :math:`M = J^\top I J + \Lambda`.
 
     This is the geometry to use for a trained VAE with more than two latent dimensions. Called, it is the decoder you
@@ -88,9 +84,9 @@ class WithPrior(_WithReading):
 
     def __init__(self, decoder: Decoder, prior: Distribution | Float[Tensor, "d d"] | None = None):
         super().__init__(decoder)
-        self.register_buffer("root", None if prior is None else _root(_precision(prior)))
+        self.register_buffer("root", None if prior is None else _root(prior))
 
-    def _mean(self, z: Tensor, decoded: Callable[[], Distribution]) -> Tensor:
+    def _mean(self, z: Tensor, decoded: Distribution | None) -> Tensor:
         if self.root is not None and self.root.shape[-1] != z.shape[-1]:
             raise ValueError(
                 f"The prior has {self.root.shape[-1]} dimensions, but the codes have {z.shape[-1]}. Give the prior "
@@ -104,38 +100,34 @@ class WithPrior(_WithReading):
         return inner + ("prior=N(0, 1)" if self.root is None else f"prior of {self.root.shape[-1]} dimensions")
 
 
-def _precision(prior: Distribution | Tensor) -> Tensor:
-    """The information matrix of a prior whose log-density is quadratic."""
+def _root(prior: Any) -> Tensor:
+    """The symmetric square root of the information matrix of a prior whose log-density is quadratic."""
     if isinstance(prior, Independent):
-        return _precision(prior.base_dist)
+        return _root(prior.base_dist)
+    if isinstance(prior, Normal) and prior.scale.ndim != 1:
+        raise ValueError(
+            f"A Normal prior must have one scale per latent dimension, shape (d,); got {tuple(prior.scale.shape)}. "
+            "For N(0, s²) in d dimensions use Normal(torch.zeros(d), s * torch.ones(d))."
+        )
     if isinstance(prior, Normal):
-        if prior.scale.ndim != 1:
-            raise ValueError(
-                f"A Normal prior must have one scale per latent dimension, shape (d,); got {tuple(prior.scale.shape)}. "
-                "For N(0, s²) in d dimensions use Normal(torch.zeros(d), s * torch.ones(d))."
-            )
-        return torch.diag_embed(prior.scale**-2)
-    precision = prior.precision_matrix if isinstance(prior, MultivariateNormal) else prior
-    if isinstance(precision, Tensor):
-        if precision.ndim != 2 or precision.shape[0] != precision.shape[1]:
-            raise ValueError(
-                f"A precision matrix has the shape (d, d), got {tuple(precision.shape)}. Pass one matrix for all codes."
-            )
-        return precision
-    raise TypeError(
-        f"The information of a {type(prior).__name__} prior is not one positive semi-definite matrix: the log-density "
-        "of a mixture or a flow is not concave everywhere. Give a Normal or a MultivariateNormal, or a precision "
-        "matrix of your choice, such as torch.cov(codes.T).inverse()."
-    )
-
-
-def _root(precision: Tensor) -> Tensor:
-    """The symmetric square root."""
+        precision = torch.diag_embed(prior.scale**-2)
+    else:
+        precision = prior.precision_matrix if isinstance(prior, MultivariateNormal) else prior
+    if not isinstance(precision, Tensor):
+        raise TypeError(
+            f"The information of a {type(prior).__name__} prior is not one positive semi-definite matrix: the "
+            "log-density of a mixture or a flow is not concave everywhere. Give a Normal or a MultivariateNormal, or a "
+            "precision matrix of your choice, such as torch.cov(codes.T).inverse()."
+        )
+    if precision.ndim != 2 or precision.shape[0] != precision.shape[1]:
+        raise ValueError(
+            f"A precision matrix has the shape (d, d), got {tuple(precision.shape)}. Pass one matrix for all codes."
+        )
     precision = precision.detach()
     values, vectors = torch.linalg.eigh(0.5 * (precision + precision.mT))
-    rounding = precision.shape[-1] * torch.finfo(values.dtype).eps * values.abs().amax()
-    asymmetry = (precision - precision.mT).abs().amax()
-    if not (values.amin() >= -rounding and asymmetry <= 1e-4 * values.abs().amax()):
+    size, asymmetry = values.abs().amax(), (precision - precision.mT).abs().amax()
+    rounding = len(precision) * torch.finfo(values.dtype).eps * size
+    if not (values.amin() >= -rounding and asymmetry <= 1e-4 * size):
         raise ValueError(
             "The precision matrix of the prior must be symmetric and positive semi-definite: its smallest eigenvalue "
             f"is {values.amin():.3g}, its asymmetry {asymmetry:.3g}. Pass the inverse of a covariance matrix, such as "
@@ -144,7 +136,7 @@ def _root(precision: Tensor) -> Tensor:
     return (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
 
 
-class WithReading(_WithReading):
+class WithReading(WithChannel):
     r"""A decoder whose geometry also sees a function g of the code or of what it decodes to: :math:`M + Dg^\top Dg`.
 
     Called, it is the decoder you gave. Metrics look at `observed`, which adds the reading.
@@ -166,12 +158,12 @@ class WithReading(_WithReading):
     True
     """
 
-    def __init__(self, decoder: Decoder, reading: Reading):
+    def __init__(self, decoder: Decoder, reading: Callable[[Tensor, Distribution], Tensor]):
         super().__init__(decoder)
         self.reading = reading
 
-    def _mean(self, z: Tensor, decoded: Callable[[], Distribution]) -> Tensor:
-        p, batch = decoded(), z.shape[:-1]
+    def _mean(self, z: Tensor, decoded: Distribution | None) -> Tensor:
+        p, batch = self.decoder(z) if decoded is None else decoded, z.shape[:-1]
         check_output(p, z)
         value = self.reading(z, p)
         if not isinstance(value, Tensor) or value.shape[: len(batch)] != batch or value.ndim > len(batch) + 1:

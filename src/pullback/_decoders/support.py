@@ -12,6 +12,7 @@ with h a little above the spacing of the centers, has none.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -51,8 +52,7 @@ class Support(nn.Module):
 
     def __init__(self, centers: Float[Tensor, "k d"], *, scale: Tensor, edge: Tensor, spread: Tensor):
         super().__init__()
-        # Measured from the centers' mean, |z|² - (2 z·c - |c|²) loses no digits when the cloud lies far from the
-        # origin.
+        # Measured from there, |z|² - (2 z·c - |c|²) loses no digits when the cloud lies far from the origin.
         offsets = centers - centers.mean(0)
         buffers = {"origin": centers.mean(0), "offsets": offsets, "scale": scale, "edge": edge, "spread": spread}
         for name, value in buffers.items():
@@ -89,7 +89,7 @@ class Support(nn.Module):
         codes = as_codes(codes, a_set=True, finite=True).detach()
         num_distinct = len(np.unique(codes.cpu().numpy(), axis=0))
         k = _num_centers(len(codes), num_distinct, num_centers)
-        centers = torch.as_tensor(_k_means(codes, k, random_state)).to(codes)
+        centers = _k_means(codes, k, random_state)
         spread = (codes - codes.mean(0)).square().sum(-1).mean().sqrt()
         if scale is not None:
             h = codes.new_tensor(scale)
@@ -114,8 +114,7 @@ class Support(nn.Module):
             return self.squared_distances(z).amin(-1).clamp_min(0)
         z, h2 = self._codes(z) - self.origin, self.scale.square()
         scores = nn.functional.linear(z, 2 / h2 * self.offsets, -self.offsets.square().sum(-1) / h2)
-        # Terms below exp(-40) are lost anyway; raised to it they do not become subnormal numbers, which cost
-        # torch.logsumexp nine tenths of its time in single precision.
+        # Terms below exp(-40) are lost anyway; as subnormal numbers they would cost torch.logsumexp ten times the time.
         peak = scores.detach().amax(-1, keepdim=True)
         logsumexp = (scores - peak).clamp_min(-40).exp().sum(-1).log() + peak[..., 0]
         return z.square().sum(-1) - h2 * logsumexp
@@ -150,8 +149,7 @@ class Support(nn.Module):
 
 
 def squared_distances(z: Float[Tensor, "*batch d"], points: Float[Tensor, "k d"]) -> Float[Tensor, "*batch k"]:
-    r""":math:`|z - c_j|^2` in one matrix product; slightly negative by rounding. Measure from near the points' mean:
-    digits are lost where \|z| is much larger than the distances."""
+    r""":math:`|z - c_j|^2` in one matrix product, which loses digits where \|z| is much larger than the distances."""
     return z.square().sum(-1, keepdim=True) - nn.functional.linear(z, 2 * points, -points.square().sum(-1))
 
 
@@ -171,16 +169,14 @@ def _num_centers(num_codes: int, num_distinct: int, num_centers: int | None) -> 
     return num_centers
 
 
-def _k_means(codes: Tensor, num_centers: int, random_state: int) -> np.ndarray:
+def _k_means(codes: Tensor, num_centers: int, random_state: int) -> Tensor:
     # Imported here because it takes as long as the rest of the package together.
     from sklearn.cluster import KMeans, MiniBatchKMeans
     from threadpoolctl import threadpool_limits
 
-    points = codes.cpu().double().numpy()
-    if len(points) < _MINI_BATCH_FROM:
-        model = KMeans(num_centers, random_state=random_state)
-    else:
-        model = MiniBatchKMeans(num_centers, batch_size=4096, random_state=random_state)
+    few = len(codes) < _MINI_BATCH_FROM
+    kind = KMeans if few else partial(MiniBatchKMeans, batch_size=4096)
     # Its threads wait for each other at every small step, which on a busy machine costs ten times the work.
     with threadpool_limits(1):
-        return np.asarray(model.fit(points).cluster_centers_)
+        model = kind(num_centers, random_state=random_state).fit(codes.cpu().double().numpy())
+    return torch.as_tensor(np.asarray(model.cluster_centers_)).to(codes)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pullback._autodiff.derivatives import depends_on
 from pullback._curves.curve import CubicSpline, length
 from pullback._decoders.contract import decode, observed, unvalidated
-from pullback._decoders.probe import depends_on
 from pullback._families.lower_bound import lower_bound
 from pullback._geometry.distance import stationary
 from pullback._geometry.geodesic import Geodesic
