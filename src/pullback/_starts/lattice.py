@@ -154,8 +154,8 @@ class _Grid:
             return marks[drop:]
         new = Marks.of(self.metric, self.codes(first, last, residue))
         # Between far nodes the products of a true dual pair cancel, which single precision does not survive.
-        if new.dual is not None and new.dual[0] is not new.dual[1] and new.z.dtype != torch.float64:
-            new = Marks(self.metric, new.z, None)
+        if len(new.maps) > 1 and new.z.dtype != torch.float64:
+            new = Marks(self.metric, new.z, ())
         return new if marks is None else marks[drop:].join(new)
 
     def _measure(self, window: dict[Residue, Marks], first: int, num_rows: int, offset: Offset) -> list[np.ndarray]:
