@@ -27,10 +27,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import Map, differentiable, variable
+from pullback._autodiff.derivatives import Map, differentiable, gradients, variable
 from pullback._decoders.contract import DecoderError, observe, unvalidated
 from pullback._families.rules import natural_and_mean
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, embedding_maps
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._metrics.frame import plain_jet
 from pullback._typing import Float
@@ -51,23 +51,19 @@ def connection(
 ) -> Float[Tensor, "*batch d d"]:
     r"""The matrix :math:`w \mapsto -\Gamma(z)[v, w]`: how the coordinates of a tangent change as it moves."""
     d = z.shape[-1]
+    basis = torch.eye(d, dtype=z.dtype, device=z.device)[:, None]
     with unvalidated():
         embedding = Embedding.of(metric, z, alpha)
         size = 32 * d**2 if embedding is None else (32 + 2 * d) * embedding.num_features
+        rule = functools.partial(_polarized, metric) if embedding is None else embedding.minus_christoffel
         parts = zip(*(x.reshape(-1, d).split(max(1, _CHUNK // size)) for x in (z, v)), strict=True)
-        if embedding is None:
-            columns = [_polarized(metric, *part) for part in parts]
-        else:
-            basis = torch.eye(d, dtype=z.dtype, device=z.device)[:, None]
-            columns = [embedding.minus_christoffel(x, w, basis.expand(-1, *x.shape)) for x, w in parts]
-    return torch.cat(columns).reshape(*z.shape, d)
+        return torch.cat([rule(x, u, basis.expand(-1, *x.shape)) for x, u in parts]).reshape(*z.shape, d)
 
 
-def _polarized(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
-    r""":math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]`."""
+def _polarized(metric: Metric, z: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    r""":math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]`, for each of ``w``."""
     size = v.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
-    basis = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
-    columns = [_lagrangian(metric, z, v / size + e) - _lagrangian(metric, z, v / size - e) for e in basis]
+    columns = [_lagrangian(metric, z, v / size + e) - _lagrangian(metric, z, v / size - e) for e in w]
     return 0.25 * size[..., None] * torch.stack(columns, -1)
 
 
@@ -83,8 +79,8 @@ def geodesic_field(metric: Metric, z: Tensor, *, alpha: float = 0.0) -> Callable
         finite = torch.isfinite(state).all(-1)
         if not finite.all():
             return torch.full_like(state, torch.nan).index_put((finite,), field(state[finite]))
-        parts = [part.chunk(2, -1) for part in state.split(max(1, _CHUNK // size))] if len(state) else []
-        return torch.cat([state[:0], *(torch.cat([v, rule(z, v)], -1) for z, v in parts)])
+        parts = [part.chunk(2, -1) for part in state.split(max(1, _CHUNK // size))]
+        return torch.cat([torch.cat([v, rule(z, v)], -1) if len(z) else v.repeat(1, 2) for z, v in parts])
 
     return field
 
@@ -113,12 +109,11 @@ class Embedding:
                 flat = _flat_coordinates(metric)
                 weights = 0.5 * (1 - alpha), 0.5 * (1 + alpha)
                 return cls(functools.partial(plain_jet, flat), weights, flat(z)[0].shape[-1])
-            dual = metric.embed(z)
-        if dual is None:
+            maps = embedding_maps(metric, z)
+        if not maps:
             return None
-        pair = dual[0] is not dual[1]
-        jet = functools.partial(metric.jet_at, centered=pair)
-        return cls(jet, (0.5, 0.5) if pair else (1.0,), dual[0].shape[-1])
+        jet = functools.partial(metric.jet_at, centered=len(maps) > 1)
+        return cls(jet, (1 / len(maps),) * len(maps), maps[0].shape[-1])
 
     def minus_christoffel(self, z: Tensor, v: Tensor, w: Tensor) -> Tensor:
         r""":math:`-\Gamma(z)[v, w]` for each of ``w (m, *batch, d)``, as ``(*batch, d, m)``."""
@@ -168,19 +163,14 @@ def _lagrangian(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
 
 
 def _euler_lagrange(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
-    keep, grad = differentiable(z, v), torch.autograd.grad
+    keep = differentiable(z, v)
     with torch.enable_grad():
-        x = variable(z)
+        x, w = variable(z), torch.zeros_like(v, requires_grad=True)
         tensor = metric.tensor(x)
         momentum = (tensor @ v[..., None])[..., 0]
-        if not momentum.requires_grad:
-            return torch.zeros_like(v)
-        w = torch.zeros_like(v, requires_grad=True)
-        (pulled,) = grad(momentum, x, w, create_graph=True, materialize_grads=True)
-        if not pulled.requires_grad:
-            return torch.zeros_like(v)
-        (change,) = grad(pulled, w, v, retain_graph=True, create_graph=keep)
-        (slope,) = grad((0.5 * momentum * v).sum(), x, create_graph=keep)
+        (pulled,) = gradients(momentum, x, w)
+        (change,) = gradients(pulled, w, v, create_graph=keep)
+        (slope,) = gradients(momentum, x, 0.5 * v, create_graph=keep)
     return (filtered_inverse(tensor if keep else tensor.detach()) @ (slope - change)[..., None])[..., 0]
 
 
