@@ -175,17 +175,18 @@ def _advance(
         pieces = _polynomial(field, batch.y[accept], new[accept], [k[accept] for k in stages], h[accept])
         record.append((batch.rows[accept], batch.steps[accept], t[accept], pieces))
     growth = torch.where(finite, 0.9 * ratio.clamp(1e-10, 1e10) ** -0.125, 0.2).clamp(0.2, 10.0)
-    tries, eps, outcome = batch.tries + 1, torch.finfo(h.dtype).eps, torch.full_like(batch.rows, -1)
+    tries, following, eps = batch.tries + 1, h * growth, torch.finfo(h.dtype).eps
+    outcome = torch.full_like(batch.rows, -1)
     outcome[tries >= max_steps] = Outcome.TOO_MANY_STEPS
-    outcome[h * growth < eps ** (2 / 3)] = Outcome.STEP_TOO_SMALL
+    outcome[following < eps ** (2 / 3)] = Outcome.STEP_TOO_SMALL
     # an edge of the domain need not be known to all digits
-    outcome[~finite & (h * growth < eps ** (1 / 3))] = Outcome.NOT_FINITE
+    outcome[~finite & (following < eps ** (1 / 3))] = Outcome.NOT_FINITE
     outcome[accept & last] = Outcome.FINISHED
     return replace(
         batch,
         outcome=outcome,
         t=torch.where(accept, t, batch.t),
-        h=h * growth,
+        h=following,
         y=torch.where(accept[:, None], new, batch.y),
         k=torch.where(accept[:, None], stages[-1], batch.k),
         tries=tries,
