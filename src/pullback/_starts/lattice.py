@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pullback._curves.steps import MAX_DECODED, Marks, safe_sqrt
 from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric, codes_for
+from pullback._metrics.base import Metric, codes_for, embedding_maps
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._starts.graph import Graph, weighted
@@ -45,14 +45,9 @@ Residue = tuple[Fraction, ...]
 
 def stencil(d: int) -> list[Offset]:
     """Offsets to the neighbors of a node, one of two opposite ones: the first non-zero coordinate is positive."""
-    signs = list(itertools.product((1, -1), repeat=d))
-    signed = {
-        tuple(x * s for x, s in zip(order, sign, strict=True))
-        for shape in _SHAPES[d]
-        for order in itertools.permutations(shape)
-        for sign in signs
-    }
-    return sorted(offset for offset in signed if offset > (0,) * d)
+    reach = max(map(max, _SHAPES[d]))
+    every = itertools.product(range(-reach, reach + 1), repeat=d)
+    return [o for o in every if o > (0,) * d and tuple(sorted(map(abs, o), reverse=True)) in _SHAPES[d]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +99,8 @@ class Lattice(Graph):
 def default_nodes(metric: Metric, codes: Tensor) -> int:
     """About how many nodes a grid over the codes has: more where decoding is cheap."""
     with unvalidated(), torch.no_grad():
-        dual = metric.embed(codes[:1])
-    cheap = dual is not None and dual[0].shape[-1] <= _CHEAP
+        maps = embedding_maps(metric, codes[:1])
+    cheap = bool(maps) and maps[0].shape[-1] <= _CHEAP
     return (_MANY_NODES if cheap else _NUM_NODES)[codes.shape[1]]
 
 

@@ -30,6 +30,7 @@ from pullback._decoders.contract import as_codes, decode, real_numbers
 from pullback._geometry.contributions import Contributions
 from pullback._geometry.exponential import Trajectory, exponential
 from pullback._metrics.base import Metric, check_metric, codes_for
+from pullback._metrics.interpolated import Grid
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._typing import Codes, CodeSet
@@ -445,16 +446,14 @@ def _lines(points: Tensor, ax: Axes | None, width: float, style: dict[str, Any])
     return [line for xy in points.detach().cpu().numpy() for line in ax.plot(*xy.T, **look)]
 
 
-def _extent(codes: Tensor | None, margin: float = 0.25) -> Bounds:
-    """The rectangle (left, right, bottom, top) of the codes, widened by a share of its sides."""
+def _extent(codes: Tensor | None) -> Bounds:
+    """The rectangle (left, right, bottom, top) of the codes, widened by a quarter of its sides."""
     if codes is None:
         raise ValueError("A plot needs codes= or bounds=(left, right, bottom, top) to know what to draw.")
     if codes.ndim != 2 or codes.shape[-1] != 2:
         raise ValueError(f"Plots draw codes of shape (n, 2), not {tuple(codes.shape)}; choose two dimensions first.")
-    codes = as_codes(codes, a_set=True, finite=True)
-    low, high = codes.detach().amin(0).cpu(), codes.detach().amax(0).cpu()
-    margins = margin * (high - low).clamp_min(1e-3)
-    (left, bottom), (right, top) = (low - margins).tolist(), (high + margins).tolist()
+    box = Grid.around(as_codes(codes, a_set=True, finite=True), resolution=2)
+    (left, bottom), (right, top) = box.low.tolist(), box.high.tolist()
     return left, right, bottom, top
 
 
