@@ -43,7 +43,7 @@ def acceleration(
 ) -> Float[Tensor, "*batch d"]:
     r"""The coordinate acceleration :math:`\ddot z = -\Gamma(z)[v, v]` of the geodesic with velocity ``v``."""
     with unvalidated():
-        return _rule(metric, z, alpha)[0](z, v)
+        return _rule(metric, z, alpha)[0](z, v)[..., 0]
 
 
 def connection(
@@ -53,15 +53,15 @@ def connection(
     d = z.shape[-1]
     basis = torch.eye(d, dtype=z.dtype, device=z.device)[:, None]
     with unvalidated():
-        embedding = Embedding.of(metric, z, alpha)
-        size = 32 * d**2 if embedding is None else (32 + 2 * d) * embedding.num_features
-        rule = functools.partial(_polarized, metric) if embedding is None else embedding.minus_christoffel
+        rule, size = _rule(metric, z, alpha)
         parts = zip(*(x.reshape(-1, d).split(max(1, _CHUNK // size)) for x in (z, v)), strict=True)
         return torch.cat([rule(x, u, basis.expand(-1, *x.shape)) for x, u in parts]).reshape(*z.shape, d)
 
 
-def _polarized(metric: Metric, z: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    r""":math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]`, for each of ``w``."""
+def _polarized(metric: Metric, z: Tensor, v: Tensor, w: Tensor | None = None) -> Tensor:
+    r""":math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]` by the Lagrangian form."""
+    if w is None:
+        return _lagrangian(metric, z, v)[..., None]
     size = v.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
     columns = [_lagrangian(metric, z, v / size + e) - _lagrangian(metric, z, v / size - e) for e in w]
     return 0.25 * size[..., None] * torch.stack(columns, -1)
@@ -73,24 +73,25 @@ def geodesic_field(metric: Metric, z: Tensor, *, alpha: float = 0.0) -> Callable
     The form of the acceleration is chosen once, at the codes ``z (n, d)``. Where a state is not finite, it is NaN.
     """
     z = z[torch.isfinite(z).all(-1)]
-    rule, size = _rule(metric, z, alpha) if len(z) else (functools.partial(_lagrangian, metric), 1)
+    rule, size = _rule(metric, z, alpha) if len(z) else (functools.partial(_polarized, metric), 1)
 
     def field(state: Tensor) -> Tensor:
         finite = torch.isfinite(state).all(-1)
         if not finite.all():
             return torch.full_like(state, torch.nan).index_put((finite,), field(state[finite]))
         parts = [part.chunk(2, -1) for part in state.split(max(1, _CHUNK // size))]
-        return torch.cat([torch.cat([v, rule(z, v)], -1) if len(z) else v.repeat(1, 2) for z, v in parts])
+        return torch.cat([torch.cat([v, rule(z, v)[..., 0]], -1) if len(z) else v.repeat(1, 2) for z, v in parts])
 
     return field
 
 
-def _rule(metric: Metric, z: Tensor, alpha: float) -> tuple[Callable[[Tensor, Tensor], Tensor], int]:
-    """The form of the acceleration that suits the metric, and about how many numbers it needs for one code."""
-    embedding = Embedding.of(metric, z, alpha)
+def _rule(metric: Metric, z: Tensor, alpha: float) -> tuple[Callable[..., Tensor], int]:
+    r"""The form of :math:`-\Gamma(z)[v, w]` that suits the metric, a function of ``z``, ``v`` and ``w`` (by default
+    ``v``) as `Embedding.minus_christoffel`, and about how many numbers it needs for one code."""
+    embedding, d = Embedding.of(metric, z, alpha), z.shape[-1]
     if embedding is None:
-        return functools.partial(_lagrangian, metric), 32 * z.shape[-1] ** 2
-    return lambda z, v: embedding.minus_christoffel(z, v, v[None])[..., 0], (32 + z.shape[-1]) * embedding.num_features
+        return functools.partial(_polarized, metric), 32 * d**2
+    return embedding.minus_christoffel, (32 + 2 * d) * embedding.num_features
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,9 @@ class Embedding:
         jet = functools.partial(metric.jet_at, centered=len(maps) > 1)
         return cls(jet, (1 / len(maps),) * len(maps), maps[0].shape[-1])
 
-    def minus_christoffel(self, z: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    def minus_christoffel(self, z: Tensor, v: Tensor, w: Tensor | None = None) -> Tensor:
         r""":math:`-\Gamma(z)[v, w]` for each of ``w (m, *batch, d)``, as ``(*batch, d, m)``."""
-        return self.tangential_part(*self.jet(z, v, w))
+        return self.tangential_part(*self.jet(z, v, v[None] if w is None else w))
 
     def tangential_part(self, first: list[Tensor], second: list[Tensor]) -> Tensor:
         """Minus the tangential part of second derivatives, as ``(*batch, d, m)``."""

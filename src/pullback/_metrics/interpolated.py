@@ -10,7 +10,6 @@ they are a product over the axes: the sum over all nodes is one weighted sum per
 
 from __future__ import annotations
 
-import abc
 import functools
 import math
 from collections.abc import Sequence
@@ -116,37 +115,20 @@ class InterpolationAccuracy:
 
 
 @dataclass(frozen=True, eq=False)
-class KernelMean(abc.ABC):
-    """Values of shape ``(S, k)`` at S points, and their weighted means (abstract)."""
+class PointMean:
+    """Values ``(S, k)`` at any points ``(S, d)``: exact sums over all of them."""
 
     values: Tensor
-    bandwidth: Tensor  # (d,)
-
-    @property
-    @abc.abstractmethod
-    def size(self) -> int:
-        """Numbers held for one code."""
-
-    @abc.abstractmethod
-    def at(self, z: Tensor) -> Tensor:
-        """The means ``(n, k)`` at codes ``(n, d)``, all at once."""
-
-    def __call__(self, z: Tensor) -> Tensor:
-        """The means in bounded memory, of the dtype and device of the codes."""
-        return torch.cat([self.at(some) for some in z.split(max(1, _AT_ONCE // self.size))])
-
-
-@dataclass(frozen=True, eq=False)
-class PointMean(KernelMean):
-    """Values at any points ``(S, d)``: exact sums over all of them."""
-
+    bandwidth: Tensor
     points: Tensor
 
     @property
     def size(self) -> int:
+        """Numbers held for one code."""
         return len(self.points)
 
     def at(self, z: Tensor) -> Tensor:
+        """The weighted means ``(n, k)`` at codes ``(n, d)``, of their dtype and on their device."""
         sigma, points = self.bandwidth.to(z), self.points.to(z)
         middle = points.mean(0)  # digits are lost where both are far from zero
         z, nodes = (z - middle) / sigma, (points - middle) / sigma
@@ -154,9 +136,11 @@ class PointMean(KernelMean):
 
 
 @dataclass(frozen=True, eq=False)
-class GridMean(KernelMean):
-    """Values at the nodes of a grid: sums over a window around each code, one axis after the other."""
+class GridMean:
+    """The same for the nodes of a grid: sums over a window around each code, one axis after the other."""
 
+    values: Tensor
+    bandwidth: Tensor
     grid: Grid
 
     @functools.cached_property
@@ -213,7 +197,7 @@ class InterpolatedMetric(Metric):
     tensor([[4.]])
     """
 
-    mean: KernelMean
+    mean: PointMean | GridMean
     error: InterpolationAccuracy
 
     @classmethod
@@ -247,7 +231,7 @@ class InterpolatedMetric(Metric):
         fresh = as_codes(fresh, nodes, a_set=True, dim=nodes.shape[1])
         exact = _evaluate(metric, fresh).flatten(1)
         with torch.no_grad():
-            gap = (mean(fresh) - exact).norm(dim=1)
+            gap = (_in_parts(mean, fresh) - exact).norm(dim=1)
         error = gap / exact.norm(dim=1).clamp_min(torch.finfo(exact.dtype).tiny)
         found = InterpolationAccuracy(error.median().item(), error.mean().item(), error.max().item(), len(fresh))
         return cls(mean, found)
@@ -262,7 +246,7 @@ class InterpolatedMetric(Metric):
         d = len(self.bandwidth)
         if z.shape[-1] != d:
             raise ValueError(f"The metric was fitted to codes of {d} dimensions; got codes of {z.shape[-1]}.")
-        return self.mean(z).reshape(-1, d, d)
+        return _in_parts(self.mean, z).reshape(-1, d, d)
 
     @per_code
     def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
@@ -270,6 +254,11 @@ class InterpolatedMetric(Metric):
         v = b - a
         M = self.tensor(torch.lerp(a[:, None, :], b[:, None, :], t[:, None]))
         return ((M @ v[:, None, :, None])[..., 0] * v[:, None, :]).sum(-1) @ weight
+
+
+def _in_parts(mean: PointMean | GridMean, z: Tensor) -> Tensor:
+    """The means in bounded memory."""
+    return torch.cat([mean.at(some) for some in z.split(max(1, _AT_ONCE // mean.size))])
 
 
 def _typical_gap(codes: Tensor) -> Tensor:

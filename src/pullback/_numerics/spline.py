@@ -51,8 +51,10 @@ def piece_slopes(values: Tensor) -> tuple[Tensor, Tensor]:
 def evaluate(values: Tensor, ends: tuple[Tensor, Tensor], place: Tensor, *, derivative: bool = False) -> Tensor:
     """Cubics between values, with slopes at both ends of each, at real indices ``(m,)`` or ``(*batch, m)``."""
     left = place.detach().floor().long().clamp(0, values.shape[-2] - 2)
-    u, v = (at(slope, left) for slope in ends)
-    return hermite(at(values, left), at(values, left + 1), u, v, (place - left)[..., None], derivative=derivative)
+    pieces = torch.cat([values[..., :-1, :], values[..., 1:, :], *ends], -1)
+    pieces = pieces[..., left, :] if left.ndim == 1 else pieces.take_along_dim(left[..., None], dim=-2)
+    p, q, u, v = pieces.chunk(4, -1)
+    return hermite(p, q, u, v, (place - left)[..., None], derivative=derivative)
 
 
 def hermite(p: Tensor, q: Tensor, u: Tensor, v: Tensor, x: Tensor, *, derivative: bool = False) -> Tensor:
@@ -76,13 +78,6 @@ def refine(nodes: Tensor, factor: int) -> Tensor:
         steps = _kept(n, factor, nodes.dtype, nodes.device) @ nodes.diff(dim=-2)
         inner = nodes[..., :-1, None, :] + steps.unflatten(-2, (n - 1, factor))
     return torch.cat([inner.flatten(-3, -2), nodes[..., -1:, :]], -2)
-
-
-def at(values: Tensor, index: Tensor) -> Tensor:
-    """Rows of ``values (*batch, n, d)`` at an ``index`` of shape ``(m,)`` or ``(*batch, m)``."""
-    if index.ndim == 1:
-        return values[..., index, :]
-    return values.take_along_dim(index[..., None], dim=-2)
 
 
 def _sweep(x: Tensor, pivots: Tensor, products: list[Tensor]) -> Tensor:
