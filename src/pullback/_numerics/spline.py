@@ -31,7 +31,9 @@ def slopes(values: Tensor) -> Tensor:
     """The derivatives by the index, at the knots, of the splines through ``values (*batch, n, d)``."""
     n = values.shape[-2]
     if n <= _SHORT:
-        return _kept(n, 0, values.dtype, values.device) @ values.diff(dim=-2)
+        steps = values.diff(dim=-2)
+        first = steps[..., :1, :]  # the slopes of a straight line have no rounding
+        return first + _kept(n, 0, values.dtype, values.device) @ (steps - first)
     rise = 3 * (values[..., 2:, :] - values[..., :-2, :])
     first = 0.5 * (-5 * values[..., 0, :] + 4 * values[..., 1, :] + values[..., 2, :])
     last = 0.5 * (5 * values[..., -1, :] - 4 * values[..., -2, :] - values[..., -3, :])
