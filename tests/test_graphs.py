@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Normal
 
 import pullback as pb
-from pullback._starts import routes
+from pullback._starts import graph as graphs
 from pullback._starts.graph import edge_lengths
 from pullback._starts.lattice import default_nodes, stencil
 
@@ -247,17 +247,17 @@ def test_many_sources_and_many_pairs_go_in_batches(monkeypatch):
     fitted, a, b = graph("lattice 2-D")
     pairs = torch.tensor(list(itertools.product(range(20), range(5))))
     expected = fitted.paths(a[pairs[:, 0]], b[pairs[:, 1]], 17)
-    monkeypatch.setattr(routes, "_MAX_SOURCES", 3)
-    monkeypatch.setattr(routes, "_MAX_PAIRS", 4)
+    monkeypatch.setattr(graphs, "_MAX_SOURCES", 3)
+    monkeypatch.setattr(graphs, "_MAX_PAIRS", 4)
     torch.testing.assert_close(fitted.paths(a[pairs[:, 0]], b[pairs[:, 1]], 17), expected)
 
 
 def test_one_search_for_each_distinct_source(monkeypatch):
     fitted, a, b = graph("lattice 2-D")
     searched = []
-    dijkstra = routes.csgraph.dijkstra
+    dijkstra = graphs.csgraph.dijkstra
     monkeypatch.setattr(
-        routes.csgraph,
+        graphs.csgraph,
         "dijkstra",
         lambda g, indices, **kw: searched.extend(indices) or dijkstra(g, indices=indices, **kw),
     )

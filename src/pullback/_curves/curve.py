@@ -24,7 +24,7 @@ from pullback._metrics.base import Metric, broadcast, check_metric
 from pullback._numerics import spline
 from pullback._options import check_options
 from pullback._progress import progress
-from pullback._typing import Array, Bool, Codes, Float, Points
+from pullback._typing import Bool, Codes, Float, Points
 
 Parameters = Tensor | np.ndarray | Sequence[float] | float
 
@@ -111,12 +111,10 @@ class _Interpolant(Curve):
 
     def __getitem__(self, index: Any) -> Self:
         """The curves at an index of the batch."""
-        index = index if isinstance(index, tuple) else (index,)
-        return replace(self, points=self.points[(*index, ..., slice(None), slice(None))])
+        index = (*(index if isinstance(index, tuple) else (index,)), ..., slice(None), slice(None))
+        return type(self)(*(x[index] for x in vars(self).values()))
 
-    def constant_speed(
-        self, metric: Metric, *, num_points: int | None = None, num_segments: int | None = None
-    ) -> _Interpolant:
+    def constant_speed(self, metric: Metric, *, num_points: int | None = None, num_segments: int | None = None) -> Self:
         r"""The same route at constant speed: a curve through points of this one that are equally spaced in arc length.
 
         The arc length :math:`s(t)` is summed over `num_segments` steps and inverted by linear interpolation. The points
@@ -128,16 +126,11 @@ class _Interpolant(Curve):
             num_segments: steps of the arc length. By default at least 1024.
         """
         check_options(least=2, num_points=num_points)
-        count: int = num_points or max(self.points.shape[-2], 129)
         with torch.no_grad():
             steps = safe_sqrt(squared_steps(metric, _nodes(self, num_segments, at_least=1024))[0])
-            t = equal_spacing(steps, count)
+            t = equal_spacing(steps, num_points or max(self.points.shape[-2], 129))
         inner = self(t)[..., 1:-1, :]
-        return self._through(torch.cat([self.points[..., :1, :], inner, self.points[..., -1:, :]], dim=-2))
-
-    def _through(self, points: Tensor) -> _Interpolant:
-        """A curve of the same kind through other points."""
-        return replace(self, points=points)
+        return replace(self, points=torch.cat([self.points[..., :1, :], inner, self.points[..., -1:, :]], dim=-2))
 
     def _at(self, t: Parameters, derivative: bool) -> Tensor:
         t = parameters(t, self.begin)
@@ -186,43 +179,33 @@ class CubicSpline(_Interpolant):
 
 @dataclass(frozen=True, eq=False)
 class PiecewiseCubic(_Interpolant):
-    """Cubic pieces between ``points``, with given slopes at both ends of every piece, by its parameter from 0 to 1.
+    """Splines and, where `straight`, polylines.
 
     Shortest paths are returned as such a curve: most are splines, and those along sharp walls are polylines, because a
     spline would swing past the corners and into the wall.
     """
 
-    slopes: Float[Tensor, "*batch m 2 d"]
+    straight: Bool[Tensor, "*batch 1 1"]
 
     @classmethod
     def mixed(cls, points: Float[Tensor, "*batch n d"], straight: Bool[Tensor, "*batch"] | None) -> PiecewiseCubic:
         """Polylines where `straight` is true, splines elsewhere."""
-        slopes = torch.stack(CubicSpline(points).piece_slopes(), -2)
-        if straight is not None and straight.any():
-            chords = torch.stack(Polyline(points).piece_slopes(), -2)
-            slopes = torch.where(straight[..., None, None, None], chords, slopes)
-        return cls(points, slopes)
+        none = torch.zeros(points.shape[:-2], dtype=torch.bool, device=points.device)
+        return cls(points, (none if straight is None else straight)[..., None, None])
 
     @property
     def is_polyline(self) -> Bool[Tensor, "*batch"]:
         """Which curves of the batch are made of straight pieces."""
-        return (self.slopes == self.points.diff(dim=-2)[..., None, :]).flatten(-3).all(-1)
+        return self.straight[..., 0, 0]
 
     def piece_slopes(self) -> tuple[Tensor, Tensor]:
-        return self.slopes[..., 0, :], self.slopes[..., 1, :]
+        begin, end = spline.piece_slopes(self.points)
+        steps = self.points.diff(dim=-2)
+        return torch.where(self.straight, steps, begin), torch.where(self.straight, steps, end)
 
     def flatten(self) -> PiecewiseCubic:
         """The same curves in a batch of one dimension."""
-        points, slopes = self.points, self.slopes
-        return PiecewiseCubic(points.reshape(-1, *points.shape[-2:]), slopes.reshape(-1, *slopes.shape[-3:]))
-
-    def __getitem__(self, index: Any) -> PiecewiseCubic:
-        index = index if isinstance(index, tuple) else (index,)
-        slopes = self.slopes[(*index, ..., slice(None), slice(None), slice(None))]
-        return PiecewiseCubic(self.points[(*index, ..., slice(None), slice(None))], slopes)
-
-    def _through(self, points: Tensor) -> _Interpolant:
-        return PiecewiseCubic.mixed(points, self.is_polyline)
+        return PiecewiseCubic(*(x.reshape(-1, *x.shape[-2:]) for x in (self.points, self.straight)))
 
 
 def parameters(t: Parameters, begin: Float[Tensor, "*batch d"]) -> Tensor:
@@ -284,7 +267,7 @@ def length(
 @progress("lengths")
 def _measure(
     metric: Metric,
-    curve: Curve | Tensor | Array,
+    curve: Curve | Points,
     num_segments: int | None,
     extrapolate: bool,
     total: Callable[[Tensor], Tensor],

@@ -25,9 +25,5 @@ def mixed_steps(
     lengths: Float[Tensor, "*batch m"], euclidean: Float[Tensor, "*batch m"], share: float
 ) -> Float[Tensor, "*batch m"]:
     """Steps as parts of the whole, of which the Euclidean lengths make up `share`: none is then passed in no time."""
-    return torch.lerp(shares(lengths), shares(euclidean), share)
-
-
-def shares(values: Tensor) -> Tensor:
-    """The values over their sum; zero where all are zero."""
-    return values / values.sum(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
+    first, second = (x / x.sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny) for x in (lengths, euclidean))
+    return torch.lerp(first, second, share)

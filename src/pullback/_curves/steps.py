@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback._metrics.base import Metric
+from pullback._autodiff.derivatives import Tensors
+from pullback._metrics.base import Metric, embedding_maps
 from pullback._typing import Bool, Float
 
 MAX_DECODED = 4096  # codes decoded at once: what bounds the memory of a measurement
@@ -18,40 +19,31 @@ _PIECE = 64  # segments measured around one origin, so that rounding stays local
 
 @dataclass(frozen=True, eq=False)
 class Marks:
-    """Codes with the metric's embedding of them, where it has one: ready to measure the step between any two."""
+    """Codes with the maps of the metric's embedding, if it has one: ready to measure the step between any two."""
 
     metric: Metric
     z: Tensor
-    dual: tuple[Tensor, Tensor] | None
+    maps: Tensors
 
     @classmethod
     def of(cls, metric: Metric, z: Tensor, origin: Tensor | None = None) -> Marks:
         """Decodes ``z``; rounding is best near the code `origin`."""
-        return cls(metric, z, metric.embed(z, origin=origin))
+        return cls(metric, z, embedding_maps(metric, z, origin))
 
     def __getitem__(self, index: Any) -> Marks:
-        if self.dual is None:
-            return Marks(self.metric, self.z[index], None)
-        phi, psi = self.dual
-        part = phi[index]
-        return Marks(self.metric, self.z[index], (part, part if phi is psi else psi[index]))
+        return Marks(self.metric, self.z[index], tuple(x[index] for x in self.maps))
 
     def join(self, other: Marks) -> Marks:
         """These codes and, behind them along the first dimension, others."""
-        z = torch.cat([self.z, other.z])
-        if self.dual is None or other.dual is None:
-            return Marks(self.metric, z, None)
-        phi = torch.cat([self.dual[0], other.dual[0]])
-        psi = phi if self.dual[0] is self.dual[1] else torch.cat([self.dual[1], other.dual[1]])
-        return Marks(self.metric, z, (phi, psi))
+        maps = tuple(map(torch.cat, zip(self.maps, other.maps, strict=True)))
+        return Marks(self.metric, torch.cat([self.z, other.z]), maps)
 
     def ds2(self, other: Marks) -> Tensor:
         """Squared steps to other codes of the same metric and origin."""
-        if self.dual is None or other.dual is None:
+        if not self.maps:
             return self.metric.ds2(self.z, other.z)
-        (phi, psi), (phi_other, psi_other) = self.dual, other.dual
-        step = phi_other - phi
-        return (step * (step if phi is psi else psi_other - psi)).sum(-1)
+        steps = [y - x for x, y in zip(self.maps, other.maps, strict=True)]
+        return (steps[0] * steps[-1]).sum(-1)
 
 
 def squared_steps(
@@ -69,8 +61,7 @@ def squared_steps(
     pieces = torch.cat([nodes, padding], dim=-2).unfold(-2, size + 1, size).movedim(-1, -2).flatten(0, -3)
     # only a dual pair cares for an origin, which has to be decoded too
     with torch.no_grad():
-        dual = metric.embed(pieces[0, :1])
-    is_pair = dual is not None and dual[0] is not dual[1]
+        is_pair = len(embedding_maps(metric, pieces[0, :1])) > 1
     found: list[list[Tensor]] = [[] for _ in strides]
     for chunk in pieces.split(max(1, MAX_DECODED // (size + 1))):
         marks = Marks.of(metric, chunk, origin=chunk[:, size // 2 : size // 2 + 1] if is_pair else None)

@@ -116,14 +116,14 @@ class Metric(abc.ABC):
 
     def _maps(self, z: Tensor, origin: Tensor | None) -> Tensors:
         """The distinct maps of the embedding, precise near `origin`."""
-        dual = self.embed(z, origin=origin)
-        if dual is None:
+        maps = embedding_maps(self, z, origin)
+        if not maps:
             raise NotImplementedError(
                 f"{type(self).__name__} has no embedding at these codes: its family has none, or a parameter that must "
                 "be constant (a total count, degrees of freedom) varies with the code. Register one with "
                 "@pullback.embed.register, implement embed, or use pullback.ScoreMetric for this decoder."
             )
-        return dual[:1] if dual[0] is dual[1] else dual
+        return maps
 
     def inner(self, z: Codes, u: Codes, v: Codes) -> Float[Tensor, "*batch"]:
         """The inner product ``uᵀ M(z) v`` of two tangents at ``z``."""
@@ -139,6 +139,12 @@ class Metric(abc.ABC):
         factor, info = torch.linalg.cholesky_ex(self.tensor(z))
         half_logdet = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return torch.where(info == 0, half_logdet, -torch.inf)
+
+
+def embedding_maps(metric: Metric, z: Tensor, origin: Tensor | None = None) -> Tensors:
+    """The distinct maps of a metric's embedding: one if it is Euclidean, else two; none without one."""
+    dual = metric.embed(z, origin=origin)
+    return () if dual is None else dual[:1] if dual[0] is dual[1] else dual
 
 
 def codes_for(metric: Any, *codes: Any, a_set: bool = False, **required: Any) -> tuple[Tensor, ...]:

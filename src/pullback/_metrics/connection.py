@@ -27,10 +27,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import Map, differentiable, variable
+from pullback._autodiff.derivatives import Map, differentiable, gradients, variable
 from pullback._decoders.contract import DecoderError, observe, unvalidated
 from pullback._families.rules import natural_and_mean
-from pullback._metrics.base import Metric
+from pullback._metrics.base import Metric, embedding_maps
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._metrics.frame import plain_jet
 from pullback._typing import Float
@@ -43,7 +43,7 @@ def acceleration(
 ) -> Float[Tensor, "*batch d"]:
     r"""The coordinate acceleration :math:`\ddot z = -\Gamma(z)[v, v]` of the geodesic with velocity ``v``."""
     with unvalidated():
-        return _rule(metric, z, alpha)[0](z, v)
+        return _rule(metric, z, alpha)[0](z, v)[..., 0]
 
 
 def connection(
@@ -51,23 +51,19 @@ def connection(
 ) -> Float[Tensor, "*batch d d"]:
     r"""The matrix :math:`w \mapsto -\Gamma(z)[v, w]`: how the coordinates of a tangent change as it moves."""
     d = z.shape[-1]
+    basis = torch.eye(d, dtype=z.dtype, device=z.device)[:, None]
     with unvalidated():
-        embedding = Embedding.of(metric, z, alpha)
-        size = 32 * d**2 if embedding is None else (32 + 2 * d) * embedding.num_features
+        rule, size = _rule(metric, z, alpha)
         parts = zip(*(x.reshape(-1, d).split(max(1, _CHUNK // size)) for x in (z, v)), strict=True)
-        if embedding is None:
-            columns = [_polarized(metric, *part) for part in parts]
-        else:
-            basis = torch.eye(d, dtype=z.dtype, device=z.device)[:, None]
-            columns = [embedding.minus_christoffel(x, w, basis.expand(-1, *x.shape)) for x, w in parts]
-    return torch.cat(columns).reshape(*z.shape, d)
+        return torch.cat([rule(x, u, basis.expand(-1, *x.shape)) for x, u in parts]).reshape(*z.shape, d)
 
 
-def _polarized(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
-    r""":math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]`."""
+def _polarized(metric: Metric, z: Tensor, v: Tensor, w: Tensor | None = None) -> Tensor:
+    r""":math:`4\,\Gamma[v, w] = \Gamma[v + w, v + w] - \Gamma[v - w, v - w]` by the Lagrangian form."""
+    if w is None:
+        return _lagrangian(metric, z, v)[..., None]
     size = v.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
-    basis = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
-    columns = [_lagrangian(metric, z, v / size + e) - _lagrangian(metric, z, v / size - e) for e in basis]
+    columns = [_lagrangian(metric, z, v / size + e) - _lagrangian(metric, z, v / size - e) for e in w]
     return 0.25 * size[..., None] * torch.stack(columns, -1)
 
 
@@ -77,24 +73,25 @@ def geodesic_field(metric: Metric, z: Tensor, *, alpha: float = 0.0) -> Callable
     The form of the acceleration is chosen once, at the codes ``z (n, d)``. Where a state is not finite, it is NaN.
     """
     z = z[torch.isfinite(z).all(-1)]
-    rule, size = _rule(metric, z, alpha) if len(z) else (functools.partial(_lagrangian, metric), 1)
+    rule, size = _rule(metric, z, alpha) if len(z) else (functools.partial(_polarized, metric), 1)
 
     def field(state: Tensor) -> Tensor:
         finite = torch.isfinite(state).all(-1)
         if not finite.all():
             return torch.full_like(state, torch.nan).index_put((finite,), field(state[finite]))
-        parts = [part.chunk(2, -1) for part in state.split(max(1, _CHUNK // size))] if len(state) else []
-        return torch.cat([state[:0], *(torch.cat([v, rule(z, v)], -1) for z, v in parts)])
+        parts = [part.chunk(2, -1) for part in state.split(max(1, _CHUNK // size))]
+        return torch.cat([torch.cat([v, rule(z, v)[..., 0]], -1) if len(z) else v.repeat(1, 2) for z, v in parts])
 
     return field
 
 
-def _rule(metric: Metric, z: Tensor, alpha: float) -> tuple[Callable[[Tensor, Tensor], Tensor], int]:
-    """The form of the acceleration that suits the metric, and about how many numbers it needs for one code."""
-    embedding = Embedding.of(metric, z, alpha)
+def _rule(metric: Metric, z: Tensor, alpha: float) -> tuple[Callable[..., Tensor], int]:
+    r"""The form of :math:`-\Gamma(z)[v, w]` that suits the metric, a function of ``z``, ``v`` and ``w`` (by default
+    ``v``) as `Embedding.minus_christoffel`, and about how many numbers it needs for one code."""
+    embedding, d = Embedding.of(metric, z, alpha), z.shape[-1]
     if embedding is None:
-        return functools.partial(_lagrangian, metric), 32 * z.shape[-1] ** 2
-    return lambda z, v: embedding.minus_christoffel(z, v, v[None])[..., 0], (32 + z.shape[-1]) * embedding.num_features
+        return functools.partial(_polarized, metric), 32 * d**2
+    return embedding.minus_christoffel, (32 + 2 * d) * embedding.num_features
 
 
 @dataclass(frozen=True)
@@ -113,16 +110,15 @@ class Embedding:
                 flat = _flat_coordinates(metric)
                 weights = 0.5 * (1 - alpha), 0.5 * (1 + alpha)
                 return cls(functools.partial(plain_jet, flat), weights, flat(z)[0].shape[-1])
-            dual = metric.embed(z)
-        if dual is None:
+            maps = embedding_maps(metric, z)
+        if not maps:
             return None
-        pair = dual[0] is not dual[1]
-        jet = functools.partial(metric.jet_at, centered=pair)
-        return cls(jet, (0.5, 0.5) if pair else (1.0,), dual[0].shape[-1])
+        jet = functools.partial(metric.jet_at, centered=len(maps) > 1)
+        return cls(jet, (1 / len(maps),) * len(maps), maps[0].shape[-1])
 
-    def minus_christoffel(self, z: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    def minus_christoffel(self, z: Tensor, v: Tensor, w: Tensor | None = None) -> Tensor:
         r""":math:`-\Gamma(z)[v, w]` for each of ``w (m, *batch, d)``, as ``(*batch, d, m)``."""
-        return self.tangential_part(*self.jet(z, v, w))
+        return self.tangential_part(*self.jet(z, v, v[None] if w is None else w))
 
     def tangential_part(self, first: list[Tensor], second: list[Tensor]) -> Tensor:
         """Minus the tangential part of second derivatives, as ``(*batch, d, m)``."""
@@ -168,19 +164,14 @@ def _lagrangian(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
 
 
 def _euler_lagrange(metric: Metric, z: Tensor, v: Tensor) -> Tensor:
-    keep, grad = differentiable(z, v), torch.autograd.grad
+    keep = differentiable(z, v)
     with torch.enable_grad():
-        x = variable(z)
+        x, w = variable(z), torch.zeros_like(v, requires_grad=True)
         tensor = metric.tensor(x)
         momentum = (tensor @ v[..., None])[..., 0]
-        if not momentum.requires_grad:
-            return torch.zeros_like(v)
-        w = torch.zeros_like(v, requires_grad=True)
-        (pulled,) = grad(momentum, x, w, create_graph=True, materialize_grads=True)
-        if not pulled.requires_grad:
-            return torch.zeros_like(v)
-        (change,) = grad(pulled, w, v, retain_graph=True, create_graph=keep)
-        (slope,) = grad((0.5 * momentum * v).sum(), x, create_graph=keep)
+        (pulled,) = gradients(momentum, x, w)
+        (change,) = gradients(pulled, w, v, create_graph=keep)
+        (slope,) = gradients(momentum, x, 0.5 * v, create_graph=keep)
     return (filtered_inverse(tensor if keep else tensor.detach()) @ (slope - change)[..., None])[..., 0]
 
 

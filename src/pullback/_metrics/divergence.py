@@ -62,8 +62,7 @@ class OneSidedDifference:
     eps: float | None = None
 
     def __call__(self, step: Step, z: Tensor) -> Tensor:
-        check_options(eps=self.eps)
-        return _system(lambda v: step(z + v), z, self.eps or torch.finfo(z.dtype).eps ** (1 / 3))
+        return _system(lambda v: step(z + v), z, self.eps, 1 / 3)
 
 
 @dataclass(frozen=True)
@@ -84,20 +83,19 @@ class CentralDifference:
     eps: float | None = None
 
     def __call__(self, step: Step, z: Tensor) -> Tensor:
-        check_options(eps=self.eps)
-        eps = self.eps or torch.finfo(z.dtype).eps ** (1 / 4)
-        return _system(lambda v: 0.5 * (step(z + v) + step(z - v)), z, eps)
+        return _system(lambda v: 0.5 * (step(z + v) + step(z - v)), z, self.eps, 1 / 4)
 
 
-def _system(squared_length: Step, z: Tensor, eps: float) -> Tensor:
+def _system(squared_length: Step, z: Tensor, eps: float | None, power: float) -> Tensor:
     """The matrix M with ``vᵀ M v`` equal to the squared lengths of ``v = eps eᵢ`` and ``v = eps (eᵢ + eⱼ)``."""
-    d = z.shape[-1]
-    basis = eps * torch.eye(d, dtype=z.dtype, device=z.device)
+    check_options(eps=eps)
+    d, size = z.shape[-1], eps or torch.finfo(z.dtype).eps ** power
+    basis = size * torch.eye(d, dtype=z.dtype, device=z.device)
     single = [squared_length(e) for e in basis]
     M = torch.diag_embed(torch.stack(single, dim=-1))
     for i, j in combinations(range(d), 2):
         M[..., i, j] = M[..., j, i] = 0.5 * (squared_length(basis[i] + basis[j]) - single[i] - single[j])
-    return M / eps**2
+    return M / size**2
 
 
 @dataclass(frozen=True)

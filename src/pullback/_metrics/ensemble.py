@@ -66,18 +66,12 @@ class EnsembleMetric(Metric):
     @per_code
     def tensor(self, z: Codes) -> Float[Tensor, "*batch d d"]:
         average = torch.stack([metric.tensor(z) for metric in self._members()]).mean(0)
-        if math.isinf(self.correlation_length):
-            return average
-        eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
-        return average + self.disagreement(z)[..., None, None] / self.correlation_length**2 * eye
+        return average + self._added(z)[..., None, None] * torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
 
     @per_code
     def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
         average = torch.stack([metric.ds2(a, b) for metric in self._members()]).mean(0)
-        if math.isinf(self.correlation_length):
-            return average
-        disagreement = 0.5 * (self.disagreement(a) + self.disagreement(b))
-        return average + disagreement * (b - a).square().sum(-1) / self.correlation_length**2
+        return average + 0.5 * (self._added(a) + self._added(b)) * (b - a).square().sum(-1)
 
     @per_code
     def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
@@ -98,6 +92,10 @@ class EnsembleMetric(Metric):
             chord = squared_chord(p, q, 1)
             squares.append(2 * total(symmetrized_kl(p, q), 1) if chord is None else chord)
         return 2 * torch.stack(squares).sum(0) / len(decoded) ** 2
+
+    def _added(self, z: Tensor) -> Tensor:
+        one_member = math.isinf(self.correlation_length)
+        return torch.zeros_like(z[:, 0]) if one_member else self.disagreement(z) / self.correlation_length**2
 
     def _members(self) -> list[FisherRaoMetric]:
         return [FisherRaoMetric(member) for member in self.ensemble.members]

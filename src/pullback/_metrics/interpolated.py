@@ -10,11 +10,10 @@ they are a product over the axes: the sum over all nodes is one weighted sum per
 
 from __future__ import annotations
 
-import abc
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -32,6 +31,7 @@ _REACH = 8.0  # bandwidths read on each side: exp(-8²/2) is 1e-14
 _AT_ONCE = 2**20  # numbers held at once: about what stays in a processor's cache
 _FAINTEST = -40.0  # exponent of the least weight: below rounding, and its products are never subnormal, which is slow
 _MAX_FITTED = 4096  # codes given to the exact metric at once
+_NUM_FRESH = 256  # points at which the error is measured
 _SPACINGS = 0.6  # bandwidth in spacings: the ripple of a sampled Gaussian, 2 exp(-2 π² 0.6²), is then below 0.2 %
 # Gauss-Legendre quadrature on [-1, 1]; the middle of a step is one of three points: a wall there must not be missed.
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(3)
@@ -63,10 +63,8 @@ class Grid:
                 f"and {self.high}. Use Grid.around(codes)."
             )
         if len(self.counts) != len(self.low) or min(self.counts) < 2:
-            raise ValueError(
-                f"resolution must be at least 2, one number or one for each of {len(self.low)} axes; got "
-                f"{self.resolution}."
-            )
+            axes = f"one number or one for each of {len(self.low)} axes"
+            raise ValueError(f"resolution must be at least 2, {axes}; got {self.resolution}.")
 
     @classmethod
     def around(cls, codes: CodeSet, *, resolution: int | Sequence[int] | None = None, margin: float = 0.25) -> Self:
@@ -116,35 +114,21 @@ class InterpolationAccuracy:
         return f"{self.median:.2%} (median), {self.mean:.2%} (mean), {self.max:.2%} (largest of {self.num_points})"
 
 
-class KernelMean(abc.ABC):
-    """Values of shape ``(S, k)`` at S points, and their weighted means (abstract)."""
-
-    bandwidth: Tensor  # (d,)
-    size: int  # numbers held for one code
-
-    @abc.abstractmethod
-    def at(self, z: Tensor) -> Tensor:
-        """The means ``(n, k)`` at codes ``(n, d)``, all at once."""
-
-    def __call__(self, z: Tensor) -> Tensor:
-        """The means in bounded memory, of the dtype and device of the codes."""
-        parts = [self.at(some) for some in z.split(max(1, _AT_ONCE // self.size))]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
 @dataclass(frozen=True, eq=False)
-class PointMean(KernelMean):
-    """Values at any points ``(S, d)``: exact sums over all of them."""
+class PointMean:
+    """Values ``(S, k)`` at any points ``(S, d)``: exact sums over all of them."""
 
-    points: Tensor
     values: Tensor
     bandwidth: Tensor
+    points: Tensor
 
     @property
     def size(self) -> int:
+        """Numbers held for one code."""
         return len(self.points)
 
     def at(self, z: Tensor) -> Tensor:
+        """The weighted means ``(n, k)`` at codes ``(n, d)``, of their dtype and on their device."""
         sigma, points = self.bandwidth.to(z), self.points.to(z)
         middle = points.mean(0)  # digits are lost where both are far from zero
         z, nodes = (z - middle) / sigma, (points - middle) / sigma
@@ -152,56 +136,41 @@ class PointMean(KernelMean):
 
 
 @dataclass(frozen=True, eq=False)
-class GridMean(KernelMean):
-    """Values at the nodes of a grid with the given lowest corner, spacings and counts, the last axis fastest."""
+class GridMean:
+    """The same for the nodes of a grid: sums over a window around each code, one axis after the other."""
 
-    corner: Tensor
-    spacing: Tensor
-    counts: tuple[int, ...]
     values: Tensor
     bandwidth: Tensor
+    grid: Grid
 
     @functools.cached_property
     def window(self) -> tuple[int, ...]:
         """Nodes read along each axis."""
-        reach = (_REACH * self.bandwidth / self.spacing).ceil().long().tolist()
-        return tuple(min(count, 2 * max(1, r)) for count, r in zip(self.counts, reach, strict=True))
+        reach = (_REACH * self.bandwidth / self.grid.spacing).ceil().long().tolist()
+        return tuple(min(count, 2 * max(1, r)) for count, r in zip(self.grid.counts, reach, strict=True))
 
     @property
     def size(self) -> int:
         return math.prod(self.window) * self.values.shape[-1]
 
-    @functools.cached_property
-    def _rows(self) -> Tensor:
-        """All windows along the last axis, each in one piece of memory."""
-        grid = self.values.reshape(*self.counts, -1)
-        return grid.unfold(-2, self.window[-1], 1).movedim(-1, -2).flatten(-2).flatten(0, -2).contiguous()
-
     def at(self, z: Tensor) -> Tensor:
-        place = (z - self.corner.to(z)) / self.spacing.to(z)
+        counts, spacing = self.grid.counts, self.grid.spacing.to(z)
+        place = (z - self.grid.low.to(z)) / spacing
         width = torch.tensor(self.window, device=z.device)
-        last = torch.tensor(self.counts, device=z.device) - width
         first = place.detach().nan_to_num().clamp(-1e9, 1e9).floor().long() - (width // 2 - 1)
-        low = torch.minimum(first.clamp_min(0), last)  # the first node of each window
-        value = self._windows(low).to(z)
+        low = torch.minimum(first.clamp_min(0), torch.tensor(counts, device=z.device) - width)
+        node = torch.zeros(len(z), 1, dtype=torch.long, device=z.device)
+        for k, width in enumerate(self.window):
+            along = low[:, k : k + 1] + torch.arange(width, device=z.device)
+            node = (node[:, :, None] * counts[k] + along[:, None, :]).flatten(1)
+        value = self.values.to(z).index_select(0, node.flatten()).reshape(len(z), self.size)
         for k, width in enumerate(self.window):
             step = torch.arange(width, dtype=z.dtype, device=z.device)
-            scale = (self.spacing[k] / self.bandwidth[k]).to(z) ** 2
+            scale = (spacing[k] / self.bandwidth[k].to(z)) ** 2
             # the part of the exponent that all nodes share cancels, so that it cannot overflow far away
             weights = _softmax(scale * ((place[:, k : k + 1] - low[:, k : k + 1]) * step - 0.5 * step**2))
             value = (weights[:, None, :] @ value.unflatten(1, (width, -1)))[:, 0]
         return value
-
-    def _windows(self, low: Tensor) -> Tensor:
-        """The values in each window, ``(n, -1)``."""
-        sizes = (*self.counts[:-1], self.counts[-1] - self.window[-1] + 1)
-        row = torch.zeros(len(low), 1, dtype=torch.long, device=low.device)
-        for k, size in enumerate(sizes):
-            width = self.window[k] if k < len(sizes) - 1 else 1
-            node = low[:, k : k + 1] + torch.arange(width, device=low.device)
-            row = (row[:, :, None] * size + node[:, None, :]).flatten(1)
-        rows = self._rows.to(low.device)
-        return rows.index_select(0, row.flatten()).reshape(len(low), row.shape[1] * rows.shape[1])
 
 
 def _softmax(exponent: Tensor) -> Tensor:
@@ -228,7 +197,7 @@ class InterpolatedMetric(Metric):
     tensor([[4.]])
     """
 
-    mean: KernelMean
+    mean: PointMean | GridMean
     error: InterpolationAccuracy
 
     @classmethod
@@ -250,21 +219,22 @@ class InterpolatedMetric(Metric):
         """
         check_metric(metric)
         check_options(bandwidth=bandwidth)
-        points = points if isinstance(points, Grid) else as_codes(points, metric, a_set=True, least=2).detach()
-        nodes = points.points if isinstance(points, Grid) else points
-        table, sigma = _evaluate(metric, nodes).flatten(1), _bandwidth(points, bandwidth)
-        if isinstance(points, Grid):
-            mean = GridMean(points.low, points.spacing, points.counts, table, sigma)
+        grid = points if isinstance(points, Grid) else None
+        nodes = as_codes(points, metric, a_set=True, least=2).detach() if grid is None else grid.points
+        table = _evaluate(metric, nodes).flatten(1)
+        if bandwidth is not None:
+            sigma = torch.full_like(nodes[0], bandwidth)
         else:
-            mean = PointMean(nodes, table, sigma)
-        trial = cls(mean, InterpolationAccuracy(math.nan, math.nan, math.nan, 0))
-        fresh = _fresh(points, sigma) if held_out is None else as_codes(held_out, nodes, a_set=True)
-        exact = _evaluate(metric, fresh)
+            sigma = _typical_gap(nodes) if grid is None else _SPACINGS * grid.spacing
+        mean = PointMean(table, sigma, nodes) if grid is None else GridMean(table, sigma, grid)
+        fresh = _fresh(grid or nodes, sigma) if held_out is None else held_out
+        fresh = as_codes(fresh, nodes, a_set=True, dim=nodes.shape[1])
+        exact = _evaluate(metric, fresh).flatten(1)
         with torch.no_grad():
-            gap = (trial.tensor(fresh) - exact).flatten(1).norm(dim=1)
-        error = gap / exact.flatten(1).norm(dim=1).clamp_min(torch.finfo(exact.dtype).tiny)
+            gap = (_in_parts(mean, fresh) - exact).norm(dim=1)
+        error = gap / exact.norm(dim=1).clamp_min(torch.finfo(exact.dtype).tiny)
         found = InterpolationAccuracy(error.median().item(), error.mean().item(), error.max().item(), len(fresh))
-        return replace(trial, error=found)
+        return cls(mean, found)
 
     @property
     def bandwidth(self) -> Float[Tensor, " d"]:
@@ -276,7 +246,7 @@ class InterpolatedMetric(Metric):
         d = len(self.bandwidth)
         if z.shape[-1] != d:
             raise ValueError(f"The metric was fitted to codes of {d} dimensions; got codes of {z.shape[-1]}.")
-        return self.mean(z).reshape(-1, d, d)
+        return _in_parts(self.mean, z).reshape(-1, d, d)
 
     @per_code
     def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
@@ -286,19 +256,21 @@ class InterpolatedMetric(Metric):
         return ((M @ v[:, None, :, None])[..., 0] * v[:, None, :]).sum(-1) @ weight
 
 
-def _bandwidth(points: Grid | Tensor, bandwidth: float | None) -> Tensor:
-    if bandwidth is not None:
-        return torch.full_like(points.low if isinstance(points, Grid) else points[0], bandwidth)
-    if isinstance(points, Grid):
-        return _SPACINGS * points.spacing
+def _in_parts(mean: PointMean | GridMean, z: Tensor) -> Tensor:
+    """The means in bounded memory."""
+    return torch.cat([mean.at(some) for some in z.split(max(1, _AT_ONCE // mean.size))])
+
+
+def _typical_gap(codes: Tensor) -> Tensor:
+    """The median distance of a code to its nearest neighbor, for each axis the same."""
     # The nearest point of all is the code itself, or a copy of it.
-    parts = points.split(max(1, _AT_ONCE // len(points)))
-    gaps = torch.cat([torch.cdist(some, points).topk(2, largest=False).values[:, 1] for some in parts])
+    parts = codes.split(max(1, _AT_ONCE // len(codes)))
+    gaps = torch.cat([torch.cdist(some, codes).topk(2, largest=False).values[:, 1] for some in parts])
     if not bool((gaps > 0).any()):
         raise ValueError(
             "The codes are one and the same point, so they have no spacing. Give bandwidth=, or more codes."
         )
-    return gaps[gaps > 0].median().repeat(points.shape[1])
+    return gaps[gaps > 0].median().repeat(codes.shape[1])
 
 
 def _evaluate(metric: Metric, z: Tensor) -> Tensor:
@@ -313,11 +285,11 @@ def _evaluate(metric: Metric, z: Tensor) -> Tensor:
     return tensors
 
 
-def _fresh(points: Grid | Tensor, sigma: Tensor, num: int = 256) -> Tensor:
+def _fresh(points: Grid | Tensor, sigma: Tensor) -> Tensor:
     """Points that are not among those fitted to; the same at every call."""
     source = torch.Generator().manual_seed(0)
     if isinstance(points, Grid):
-        noise = torch.rand(num, len(sigma), generator=source, dtype=torch.float64).to(sigma)
+        noise = torch.rand(_NUM_FRESH, len(sigma), generator=source, dtype=torch.float64).to(sigma)
         return points.low + noise * (points.high - points.low)
-    codes = points[torch.randint(len(points), (num,), generator=source).to(points.device)]
-    return codes + sigma * torch.randn(num, len(sigma), generator=source, dtype=torch.float64).to(sigma)
+    codes = points[torch.randint(len(points), (_NUM_FRESH,), generator=source).to(points.device)]
+    return codes + sigma * torch.randn(_NUM_FRESH, len(sigma), generator=source, dtype=torch.float64).to(sigma)

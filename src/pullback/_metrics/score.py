@@ -10,7 +10,8 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, Independent
 
 from pullback._autodiff.derivatives import pushforward
-from pullback._decoders.contract import Decoder, DecoderError, check_finite, observe, unvalidated
+from pullback._decoders.contract import Decoder, DecoderError, check_finite, observe, observed, unvalidated
+from pullback._decoders.probe import facts
 from pullback._families.product import Product
 from pullback._families.score import fixed_noise, unbiased_weight
 from pullback._metrics.base import Metric, per_code
@@ -59,8 +60,9 @@ class ScoreMetric(Metric):
                 "Some codes are NaN or infinite, where nothing can be sampled. Drop them: "
                 "codes[torch.isfinite(codes).all(-1)]."
             )
-        size = max(1, _AT_ONCE // max(1, _numel(self._sampled(z[:1]))))
-        M = torch.cat([self._covariance(some) for some in z.split(size)])
+        known = facts(observed(self.decoder), z)
+        size = _AT_ONCE // (self.num_samples * max(1, known.num_features)) if known else len(z)
+        M = torch.cat([self._covariance(some) for some in z.split(max(1, size))])
         check_finite(M, z, what="parameters or derivatives")
         return M
 
@@ -70,12 +72,8 @@ class ScoreMetric(Metric):
         return torch.einsum("...i,...ij,...j->...", b - a, mean, b - a)
 
     def _covariance(self, codes: Tensor) -> Tensor:
-        x = self._sampled(codes)
-
-        def log_probs(z: Tensor) -> tuple[Tensor]:
-            return (_feature_log_probs(self._decoded(z), x),)
-
-        (values,), (scores,) = pushforward(log_probs, codes, forward=self.has_forward_mode(codes))
+        x, forward = self._sampled(codes), self.has_forward_mode(codes)
+        (values,), (scores,) = pushforward(lambda z: (_log_probs(self._decoded(z), x),), codes, forward=forward)
         flat = (scores * unbiased_weight(values)).permute(2, 0, 1, 3).flatten(-2)
         return flat @ flat.mT / self.num_samples
 
@@ -92,12 +90,12 @@ class ScoreMetric(Metric):
             return observe(self.decoder, z)
 
 
-def _feature_log_probs(p: Distribution, x: Any) -> Tensor:
+def _log_probs(p: Distribution, x: Any) -> Tensor:
     """Log-probabilities ``(num_samples, n, F)`` of the independent features."""
     if isinstance(p, Independent):
-        return _feature_log_probs(p.base_dist, x)
+        return _log_probs(p.base_dist, x)
     if isinstance(p, Product):
-        return torch.cat([_feature_log_probs(*each) for each in zip(p.components, x, strict=True)], dim=-1)
+        return torch.cat([_log_probs(*each) for each in zip(p.components, x, strict=True)], dim=-1)
     return p.log_prob(x).unsqueeze(-1).flatten(2)
 
 
@@ -105,7 +103,3 @@ def _joined(parts: list[Any]) -> Any:
     if isinstance(parts[0], tuple):
         return tuple(_joined(list(some)) for some in zip(*parts, strict=True))
     return torch.cat(parts, dim=1)
-
-
-def _numel(x: Any) -> int:
-    return sum(map(_numel, x)) if isinstance(x, tuple) else x.numel()

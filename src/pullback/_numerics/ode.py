@@ -41,10 +41,8 @@ class Outcome(enum.IntEnum):
 class DenseOutput:
     """The states between the steps: a polynomial of degree seven per step and trajectory."""
 
-    # of shape (n, s + 1), padded with inf
-    knots: Tensor
-    # of shape (n, s, 8, k)
-    coefficients: Tensor
+    knots: Tensor  # (n, s + 1), padded with inf
+    coefficients: Tensor  # (n, s, 8, k)
 
     def __call__(self, t: Tensor) -> Tensor:
         """States ``(n, q, k)`` at the times ``t`` of shape ``(n, q)``; NaN outside the time the trajectory covers."""
@@ -100,18 +98,23 @@ def integrate(
     relative = torch.full_like(allowed, rtol)
     h = _initial_step(field, y, k, relative, allowed)
     never, rows = torch.full_like(h, torch.inf), torch.arange(len(y), device=y.device)
-    batch = _Batch(rows, torch.zeros_like(h), h, relative, allowed, y, k, count, count, h, never, count)
     outcome = torch.where(torch.isfinite(k).all(-1) & torch.isfinite(y).all(-1), -1, Outcome.NOT_FINITE)
-    gone: list[tuple[_Batch, Tensor]] = []
+    batch = _Batch(rows, outcome, torch.zeros_like(h), h, relative, allowed, y, k, count, count, h, never, count)
+    gone: list[_Batch] = []
     record: list[tuple[Tensor, ...]] | None = [] if dense else None
     while len(batch.rows) or not gone:
-        leave = outcome >= 0
+        leave = batch.outcome >= 0
         if leave.any() or not gone:
-            gone.append((take(batch, leave), outcome[leave]))
+            gone.append(take(batch, leave))
             batch = take(batch, ~leave)
         if len(batch.rows):
-            batch, outcome = _advance(field, batch, kinked_rtol, max_steps, record)
-    return _collect(gone, record, y)
+            batch = _advance(field, batch, kinked_rtol or 0.0, max_steps, record)
+    joined = concatenate(gone)
+    whole = take(joined, joined.rows.argsort())
+    extra = 0 if record is None else len(DOP853.A_EXTRA)
+    num_evaluations = 2 + _NUM_STAGES * whole.tries + extra * whole.steps
+    interpolants = None if record is None else _dense_output(record, whole.steps, y)
+    return Flow(whole.y, whole.t, whole.rtol, whole.outcome, whole.steps, num_evaluations, interpolants)
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ class _Batch:
     """The trajectories still under way."""
 
     rows: Tensor
+    outcome: Tensor  # -1: under way
     t: Tensor
     h: Tensor
     rtol: Tensor
@@ -133,15 +137,15 @@ class _Batch:
     failed_ratio: Tensor
     num_stuck: Tensor
 
-    def after(self, h: Tensor, ratio: Tensor, accept: Tensor, kinked_rtol: float | None) -> dict[str, Tensor]:
+    def after(self, h: Tensor, ratio: Tensor, accept: Tensor, kinked_rtol: float) -> dict[str, Tensor]:
         """What the last attempt says about kinks: tolerances, and the record of failed attempts."""
         # A shorter step over a smooth field has an error smaller by its eighth power. Where it is not smaller by its
         # square, twice in a row, the field jumps.
         failed = ~accept & torch.isfinite(ratio)
         stuck = failed & (ratio > (h / self.failed_h).square() * self.failed_ratio)
         num_stuck = torch.where(accept, 0, self.num_stuck + stuck)
-        loose = (num_stuck >= 2) if kinked_rtol is not None else torch.zeros_like(accept)
-        least = torch.where(loose, kinked_rtol or 0.0, 0.0).to(h)
+        loose = num_stuck >= 2
+        least = torch.where(loose, kinked_rtol, 0.0).to(h)
         return {
             "rtol": torch.maximum(self.rtol, least),
             "atol": torch.maximum(self.atol, least),
@@ -152,9 +156,9 @@ class _Batch:
 
 
 def _advance(
-    field: Field, batch: _Batch, kinked_rtol: float | None, max_steps: int, record: list[tuple[Tensor, ...]] | None
-) -> tuple[_Batch, Tensor]:
-    """Tries one step for every trajectory; returns the batch and an outcome for each (-1: under way)."""
+    field: Field, batch: _Batch, kinked_rtol: float, max_steps: int, record: list[tuple[Tensor, ...]] | None
+) -> _Batch:
+    """Tries one step for every trajectory."""
     last = batch.h >= 1 - batch.t
     h = torch.where(last, 1 - batch.t, batch.h)
     # thirteen stage velocities and the new state; the last stage is the first of the next step
@@ -171,23 +175,24 @@ def _advance(
         pieces = _polynomial(field, batch.y[accept], new[accept], [k[accept] for k in stages], h[accept])
         record.append((batch.rows[accept], batch.steps[accept], t[accept], pieces))
     growth = torch.where(finite, 0.9 * ratio.clamp(1e-10, 1e10) ** -0.125, 0.2).clamp(0.2, 10.0)
-    moved = replace(
+    tries, following, eps = batch.tries + 1, h * growth, torch.finfo(h.dtype).eps
+    outcome = torch.full_like(batch.rows, -1)
+    outcome[tries >= max_steps] = Outcome.TOO_MANY_STEPS
+    outcome[following < eps ** (2 / 3)] = Outcome.STEP_TOO_SMALL
+    # an edge of the domain need not be known to all digits
+    outcome[~finite & (following < eps ** (1 / 3))] = Outcome.NOT_FINITE
+    outcome[accept & last] = Outcome.FINISHED
+    return replace(
         batch,
+        outcome=outcome,
         t=torch.where(accept, t, batch.t),
-        h=h * growth,
+        h=following,
         y=torch.where(accept[:, None], new, batch.y),
         k=torch.where(accept[:, None], stages[-1], batch.k),
-        tries=batch.tries + 1,
+        tries=tries,
         steps=batch.steps + accept,
         **batch.after(h, ratio, accept, kinked_rtol),
     )
-    outcome, eps = torch.full_like(moved.rows, -1), torch.finfo(h.dtype).eps
-    outcome[moved.tries >= max_steps] = Outcome.TOO_MANY_STEPS
-    outcome[moved.h < eps ** (2 / 3)] = Outcome.STEP_TOO_SMALL
-    # an edge of the domain need not be known to all digits
-    outcome[~finite & (moved.h < eps ** (1 / 3))] = Outcome.NOT_FINITE
-    outcome[accept & last] = Outcome.FINISHED
-    return moved, outcome
 
 
 def _combine(table: str, row: int, stages: list[Tensor]) -> Tensor:
@@ -235,22 +240,14 @@ def _polynomial(field: Field, y: Tensor, new: Tensor, stages: list[Tensor], h: T
     return torch.stack([y, rise, start - rise, 2 * rise - start - end, *higher], 1)
 
 
-def _collect(gone: list[tuple[_Batch, Tensor]], record: list[tuple[Tensor, ...]] | None, y: Tensor) -> Flow:
-    """Puts the trajectories back into the order they came in, and their steps into one padded table."""
-    joined = concatenate([batch for batch, _ in gone])
-    order = joined.rows.argsort()
-    whole, outcome = take(joined, order), torch.cat([outcome for _, outcome in gone])[order]
-    extra = 0 if record is None else len(DOP853.A_EXTRA)
-    num_evaluations = 2 + _NUM_STAGES * whole.tries + extra * whole.steps
-    dense = None
-    if record is not None:
-        num = max([1, *whole.steps.tolist()])
-        knots = y.new_full((len(y), num + 1), torch.inf)
-        knots[:, 0] = 0
-        coefficients = y.new_zeros(len(y), num, 8, y.shape[-1])
-        if record:
-            rows, index, t, polynomials = (torch.cat(parts) for parts in zip(*record, strict=True))
-            knots[rows, index + 1] = t
-            coefficients = coefficients.index_put((rows, index), polynomials)
-        dense = DenseOutput(knots, coefficients)
-    return Flow(whole.y, whole.t, whole.rtol, outcome, whole.steps, num_evaluations, dense)
+def _dense_output(record: list[tuple[Tensor, ...]], num_steps: Tensor, y: Tensor) -> DenseOutput:
+    """The steps of all trajectories in one padded table."""
+    num = max([1, *num_steps.tolist()])
+    knots = y.new_full((len(y), num + 1), torch.inf)
+    knots[:, 0] = 0
+    coefficients = y.new_zeros(len(y), num, 8, y.shape[-1])
+    if record:
+        rows, index, t, polynomials = (torch.cat(parts) for parts in zip(*record, strict=True))
+        knots[rows, index + 1] = t
+        coefficients = coefficients.index_put((rows, index), polynomials)
+    return DenseOutput(knots, coefficients)

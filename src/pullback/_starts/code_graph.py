@@ -7,13 +7,14 @@ from typing import Self
 
 import numpy as np
 import torch
+from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.spatial import KDTree
 
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress
-from pullback._starts.graph import Graph, edge_lengths, nearest, symmetric, weighted
+from pullback._starts.graph import Graph, edge_lengths, nearest, weighted
 from pullback._typing import CodeSet
 
 _SUBSTEPS = 4  # sub-steps of a typical edge
@@ -60,16 +61,15 @@ class CodeGraph(Graph):
         near = nearest(KDTree(positions), positions, k)[1][:, 1:]
         pairs = np.stack([np.repeat(np.arange(len(positions)), k - 1), near.ravel()])
         edges = _connect(positions, np.unique(np.sort(pairs, axis=0), axis=1))
-        euclidean = np.linalg.norm(positions[edges[1]] - positions[edges[0]], axis=1)
-        spacing = float(np.median(euclidean)) / _SUBSTEPS
+        spacing = float(np.median(np.linalg.norm(positions[edges[1]] - positions[edges[0]], axis=1))) / _SUBSTEPS
         lengths = edge_lengths(metric, nodes[edges[0]], nodes[edges[1]], spacing)
-        return cls(metric, nodes, weighted(edges, lengths, euclidean, len(nodes)), spacing, num_neighbors)
+        return cls(metric, nodes, weighted(nodes, edges, lengths), spacing, num_neighbors)
 
 
 def _connect(positions: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Adds the shortest links between the pieces of a graph of edges ``(2, E)`` until it is one (Borůvka)."""
     while True:
-        graph = symmetric(edges, np.ones(edges.shape[1]), len(positions))
+        graph = sparse.coo_array((np.ones(edges.shape[1]), tuple(edges)), shape=(len(positions), len(positions)))
         num_parts, part = csgraph.connected_components(graph, directed=False)
         if num_parts == 1:
             return edges

@@ -16,6 +16,7 @@ from typing import Self
 import numpy as np
 import torch
 from scipy import sparse
+from scipy.sparse import csgraph
 from scipy.spatial import KDTree
 from torch import Tensor
 
@@ -25,13 +26,16 @@ from pullback._curves.steps import safe_sqrt, squared_steps
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._progress import progress
-from pullback._starts.routes import Routes, batches
-from pullback._typing import Array, Codes, CodeSet, Float
+from pullback._typing import Codes, CodeSet, Float
 
 _MAX_SUBSTEPS = 32
+_MAX_SOURCES = 64  # searches held in memory at once
+_MAX_PAIRS = 4096  # routes traced at once
 _DIRECT_STEPS = 16  # pairs no more sub-steps apart than this are also joined by a straight edge
 _TIE_BREAK = 1e-6  # share of Euclidean length in every weight: crosses flat regions straight
 _EUCLIDEAN_SHARE = 0.1  # of the arc length by which paths are resampled
+
+Links = tuple[np.ndarray, np.ndarray]  # the nodes each end point is joined to, and how far they are (inf if unknown)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,12 +75,11 @@ class Graph(abc.ABC):
 
         ``inf`` where no path exists (an end point decodes to NaN), NaN where an end point is not finite.
         """
-        a, b = self._codes(a, b)
-        start, stop = (z.reshape(-1, z.shape[-1]) for z in (a, b))
+        start, stop, batch = self._pairs(a, b)
         total = start.new_full(start.shape[:1], torch.nan)
         for pairs, routes in self._routes(start, stop):
             total[pairs] = torch.from_numpy(routes.total).to(total)
-        return total.reshape(a.shape[:-1])
+        return total.reshape(batch)
 
     def paths(self, a: Codes, b: Codes, num_points: int) -> Float[Tensor, "*batch n d"]:
         """Shortest paths in the graph, from exactly a to exactly b, in `num_points` points.
@@ -84,9 +87,8 @@ class Graph(abc.ABC):
         The points are equally spaced in arc length, nine parts Riemannian and one part Euclidean, so that no two
         coincide where the metric vanishes. A straight line where no path exists.
         """
-        a, b = self._codes(a, b)
-        start, stop = (z.reshape(-1, z.shape[-1]) for z in (a, b))
-        w = torch.linspace(0, 1, num_points, dtype=a.dtype, device=a.device)[:, None]
+        start, stop, batch = self._pairs(a, b)
+        w = torch.linspace(0, 1, num_points, dtype=start.dtype, device=start.device)[:, None]
         result = torch.lerp(start[:, None], stop[:, None], w)
         for pairs, routes in self._routes(start, stop):
             found = np.isfinite(routes.total)
@@ -96,17 +98,17 @@ class Graph(abc.ABC):
             t = equal_spacing(mixed_steps(steps, euclidean, _EUCLIDEAN_SHARE), num_points)
             result[chosen, 1:-1] = Polyline(corners)(t)[:, 1:-1]
         result[:, -1] = stop
-        return result.reshape(*a.shape[:-1], num_points, a.shape[-1])
+        return result.reshape(*batch, *result.shape[1:])
 
-    def _codes(self, *codes: Tensor | Array) -> tuple[Tensor, ...]:
-        """End points in one shape and without a gradient, if they belong to the graph."""
-        found = broadcast(*(z.detach() for z in codes_for(self.metric, *codes, dim=self.nodes.shape[1])))
-        if found[0].device != self.nodes.device:
+    def _pairs(self, a: Codes, b: Codes) -> tuple[Tensor, Tensor, torch.Size]:
+        """End points ``(n, d)`` without a gradient, if they belong to the graph, and their batch shape."""
+        d = self.nodes.shape[1]
+        a, b = broadcast(*(z.detach() for z in codes_for(self.metric, a, b, dim=d)))
+        if a.device != self.nodes.device:
             raise ValueError(
-                f"The graph is on {self.nodes.device} and the end points on {found[0].device}. Fit it there, or move "
-                "them."
+                f"The graph is on {self.nodes.device} and the end points on {a.device}. Fit it there, or move them."
             )
-        return found
+        return a.reshape(-1, d), b.reshape(-1, d), a.shape[:-1]
 
     @functools.cached_property
     def _reachable(self) -> tuple[KDTree, np.ndarray]:
@@ -135,22 +137,64 @@ class Graph(abc.ABC):
         near = np.flatnonzero(apart <= _DIRECT_STEPS * self.spacing)
         measured = edge_lengths(self.metric, ends[source[near]], ends[target[near]], self.spacing)
         direct[near] = np.nan_to_num(measured, nan=np.inf)
-        for few in batches(source):
-            yield finite[few], Routes.search(self.weights, links, source[few], target[few], direct[few])
+        # Few distinct sources, and not too many pairs, at a time.
+        order = np.argsort(source, kind="stable")
+        rank = np.unique(source[order], return_inverse=True)[1] // _MAX_SOURCES
+        for group in np.split(order, np.flatnonzero(np.diff(rank)) + 1):
+            for few in np.array_split(group, -(-len(group) // _MAX_PAIRS)):
+                yield finite[few], Routes.search(self.weights, links, source[few], target[few], direct[few])
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """Shortest routes of some pairs, as trees of predecessors over the nodes and, behind them, the sources."""
+
+    total: np.ndarray
+    last: np.ndarray
+    tree: np.ndarray
+    distance: np.ndarray
+    before: np.ndarray
+
+    @classmethod
+    def search(
+        cls, weights: sparse.csr_array, links: Links, source: np.ndarray, target: np.ndarray, direct: np.ndarray
+    ) -> Routes:
+        """One Dijkstra search for each distinct source."""
+        # Sources are appended as nodes that can be left but not entered, and targets are not part of the graph at all,
+        # so the route of a pair does not depend on the other pairs.
+        nodes, lengths = links
+        starts, tree = np.unique(source, return_inverse=True)
+        num_nodes, (rows, columns) = len(weights.indptr) - 1, nodes[starts].shape
+        indptr = np.concatenate([weights.indptr, weights.indptr[-1] + columns * np.arange(1, rows + 1)])
+        ends = np.concatenate([weights.indices, nodes[starts].ravel().astype(weights.indices.dtype)])
+        data = np.concatenate([weights.data, lengths[starts].ravel()])
+        graph = sparse.csr_array((data, ends, indptr), shape=(num_nodes + rows, num_nodes + rows))
+        distance, before = csgraph.dijkstra(graph, indices=num_nodes + np.arange(rows), return_predecessors=True)
+        arrival = distance[tree[:, None], nodes[target]] + lengths[target]
+        best = arrival.argmin(1)
+        total = arrival[np.arange(len(best)), best]
+        last = np.where(direct <= total, num_nodes + tree, nodes[target, best])
+        return cls(np.minimum(total, direct), last, tree, distance, before)
+
+    def trace(self, chosen: np.ndarray, nodes: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Corners ``(B, h, d)`` of the chosen routes from a to b, the shorter ones behind copies of a, and the lengths
+        ``(B, h - 1)`` of their pieces."""
+        tree, num_nodes = self.tree[chosen], len(nodes)
+        visited = [self.last[chosen]]
+        while (visited[-1] < num_nodes).any():
+            here = visited[-1]
+            visited.append(np.where(here < num_nodes, self.before[tree, here], here))
+        route = np.stack(visited[::-1], axis=1)
+        reached = np.concatenate([self.distance[tree[:, None], route], self.total[chosen, None]], axis=1)
+        at_source = torch.from_numpy(route >= num_nodes).to(a.device)
+        corners = torch.where(at_source[..., None], a[:, None], nodes.to(a)[np.minimum(route, num_nodes - 1)])
+        return torch.cat([corners, b[:, None]], dim=1), torch.from_numpy(np.diff(reached, axis=1)).to(a)
 
 
 def nearest(tree: KDTree, positions: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Distances to the k nearest neighbors in a tree, and their numbers, each of shape ``(len(positions), k)``."""
     distance, number = tree.query(positions, k=k)
     return np.reshape(distance, (-1, k)), np.reshape(number, (-1, k))
-
-
-def symmetric(edges: np.ndarray, weight: np.ndarray, n: int) -> sparse.csr_array:
-    """The symmetric sparse matrix of edges ``(2, E)`` that are given once each."""
-    ends = np.concatenate([edges, edges[::-1]], axis=1)
-    both = sparse.coo_array((np.concatenate([weight, weight]), tuple(ends)), shape=(n, n)).tocsr()
-    both.sort_indices()
-    return both
 
 
 def edge_lengths(metric: Metric, a: Tensor, b: Tensor, spacing: float) -> np.ndarray:
@@ -167,10 +211,14 @@ def edge_lengths(metric: Metric, a: Tensor, b: Tensor, spacing: float) -> np.nda
     return lengths.reshape(a.shape[:-1]).cpu().double().numpy()
 
 
-def weighted(edges: np.ndarray, lengths: np.ndarray, euclidean: np.ndarray, n: int) -> sparse.csr_array:
-    """The matrix of edges ``(2, E)`` whose lengths could be measured. A millionth of the Euclidean length, in units of
-    the typical Riemannian one, breaks ties."""
+def weighted(nodes: Tensor, edges: np.ndarray, lengths: np.ndarray) -> sparse.csr_array:
+    """The symmetric matrix of the edges ``(2, E)``, given once each, that could be measured. A millionth of the
+    Euclidean length, in units of the typical Riemannian one, breaks ties."""
     known = np.isfinite(lengths)
-    lengths, euclidean = lengths[known], euclidean[known]
+    edges, lengths = edges[:, known], lengths[known]
+    positions = nodes.cpu().double().numpy()
+    euclidean = np.linalg.norm(positions[edges[1]] - positions[edges[0]], axis=1)
     typical = np.median(lengths / euclidean) if len(lengths) else 0
-    return symmetric(edges[:, known], lengths + _TIE_BREAK * (typical or 1) * euclidean, n)
+    weight = lengths + _TIE_BREAK * (typical or 1) * euclidean
+    there = sparse.coo_array((weight, tuple(edges)), shape=(len(nodes), len(nodes))).tocsr()
+    return sparse.csr_array(there + there.T)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pullback._curves.steps import MAX_DECODED, Marks, safe_sqrt
 from pullback._decoders.contract import unvalidated
-from pullback._metrics.base import Metric, codes_for
+from pullback._metrics.base import Metric, codes_for, embedding_maps
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._starts.graph import Graph, weighted
@@ -45,14 +45,9 @@ Residue = tuple[Fraction, ...]
 
 def stencil(d: int) -> list[Offset]:
     """Offsets to the neighbors of a node, one of two opposite ones: the first non-zero coordinate is positive."""
-    signs = list(itertools.product((1, -1), repeat=d))
-    signed = {
-        tuple(x * s for x, s in zip(order, sign, strict=True))
-        for shape in _SHAPES[d]
-        for order in itertools.permutations(shape)
-        for sign in signs
-    }
-    return sorted(offset for offset in signed if offset > (0,) * d)
+    reach = max(map(max, _SHAPES[d]))
+    every = itertools.product(range(-reach, reach + 1), repeat=d)
+    return [o for o in every if o > (0,) * d and tuple(sorted(map(abs, o), reverse=True)) in _SHAPES[d]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,17 +90,17 @@ class Lattice(Graph):
         counts = tuple(max(_MIN_COUNT, math.ceil(side / cell) + 1) for side in span.tolist())
         surplus = torch.tensor([cell * (count - 1) for count in counts]).to(span) - span
         grid = _Grid(metric, low - room - surplus / 2, cell, counts)
-        begin, end, lengths, euclidean = grid.edges()
-        weights = weighted(np.stack([begin, end]), lengths, euclidean, math.prod(counts))
+        begin, end, lengths = grid.edges()
         nodes = grid.codes(0, counts[0], (Fraction(0),) * d).flatten(0, -2)
+        weights = weighted(nodes, np.stack([begin, end]), lengths)
         return cls(metric, nodes, weights, _LINK_STEP * cell, _NUM_LINKS[d])
 
 
 def default_nodes(metric: Metric, codes: Tensor) -> int:
     """About how many nodes a grid over the codes has: more where decoding is cheap."""
     with unvalidated(), torch.no_grad():
-        dual = metric.embed(codes[:1])
-    cheap = dual is not None and dual[0].shape[-1] <= _CHEAP
+        maps = embedding_maps(metric, codes[:1])
+    cheap = bool(maps) and maps[0].shape[-1] <= _CHEAP
     return (_MANY_NODES if cheap else _NUM_NODES)[codes.shape[1]]
 
 
@@ -119,7 +114,7 @@ class _Grid:
     counts: tuple[int, ...]
 
     def edges(self) -> list[np.ndarray]:
-        """Both ends of every edge, its length, and its Euclidean length."""
+        """Both ends of every edge, and its length."""
         offsets = sorted(stencil(len(self.counts)), key=_num_substeps)
         with unvalidated(), torch.no_grad():
             sweeps = [self._sweep(list(group)) for _, group in itertools.groupby(offsets, key=_num_substeps)]
@@ -140,13 +135,9 @@ class _Grid:
 
     def codes(self, first: int, last: int, residue: Residue) -> Tensor:
         """The shifted grid's codes in some rows, shape ``(rows, *counts[1:], d)``."""
-        ranges = [range(first, last), *(range(count) for count in self.counts[1:])]
-        kind = {"dtype": self.corner.dtype, "device": self.corner.device}
-        axes = [
-            corner + self.cell * (torch.tensor(list(steps), **kind) + float(shift))
-            for corner, steps, shift in zip(self.corner, ranges, residue, strict=True)
-        ]
-        return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
+        axes = torch.arange(first, last), *(torch.arange(count) for count in self.counts[1:])
+        steps = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).to(self.corner)
+        return self.corner + self.cell * (steps + self.corner.new_tensor([float(shift) for shift in residue]))
 
     def _extend(self, marks: Marks | None, drop: int, first: int, last: int, residue: Residue) -> Marks:
         """Forgets the rows of a window that are done and decodes the next ones."""
@@ -154,26 +145,25 @@ class _Grid:
             return marks[drop:]
         new = Marks.of(self.metric, self.codes(first, last, residue))
         # Between far nodes the products of a true dual pair cancel, which single precision does not survive.
-        if new.dual is not None and new.dual[0] is not new.dual[1] and new.z.dtype != torch.float64:
-            new = Marks(self.metric, new.z, None)
+        if len(new.maps) > 1 and new.z.dtype != torch.float64:
+            new = Marks(self.metric, new.z, ())
         return new if marks is None else marks[drop:].join(new)
 
     def _measure(self, window: dict[Residue, Marks], first: int, num_rows: int, offset: Offset) -> list[np.ndarray]:
         """The edges with one offset that begin in some rows."""
-        low = [first, *(max(0, -o) for o in offset[1:])]
-        high = [min(first + num_rows, self.counts[0] - offset[0])]
-        high += [count - max(0, o) for count, o in zip(self.counts[1:], offset[1:], strict=True)]
-        stops = []
-        for shift, residue in _stops(offset):
-            moved = (shift[0] - first, *shift[1:])  # the window begins in the first row
-            slices = tuple(slice(a + s, max(a, b) + s) for a, b, s in zip(low, high, moved, strict=True))
-            stops.append(window[residue][slices])
+        low = [max(0, -o) for o in offset]
+        high = [count - max(0, o) for count, o in zip(self.counts, offset, strict=True)]
+        low[0], high[0] = first, min(first + num_rows, high[0])
+
+        def box(shift: Offset) -> tuple[slice, ...]:
+            return tuple(slice(a + s, max(a, b) + s) for a, b, s in zip(low, high, shift, strict=True))
+
+        # the window begins in the first row
+        stops = [window[residue][box((shift[0] - first, *shift[1:]))] for shift, residue in _stops(offset)]
         length = torch.stack([safe_sqrt(p.ds2(q)) for p, q in itertools.pairwise(stops)]).sum(0)
         numbers = np.arange(math.prod(self.counts)).reshape(self.counts)
-        begin = numbers[tuple(slice(a, b) for a, b in zip(low, high, strict=True))].ravel()
-        step = int(np.dot(offset, [stride // numbers.itemsize for stride in numbers.strides]))
-        euclidean = np.full(len(begin), self.cell * math.hypot(*offset))
-        return [begin, begin + step, length.cpu().double().numpy().ravel(), euclidean]
+        begin, end = (numbers[box(shift)].ravel() for shift in ((0,) * len(offset), offset))
+        return [begin, end, length.cpu().double().numpy().ravel()]
 
 
 def _num_substeps(offset: Offset) -> int:
