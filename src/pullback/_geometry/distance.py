@@ -13,8 +13,6 @@ and 4T segments, and the energies with their exact derivatives are extrapolated 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -100,14 +98,12 @@ def squared_distance(
             "pair.",
             path,
         )
-    asked = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    if torch.is_grad_enabled() and not asked:
-        # something the decoder is made of may have a gradient
-        with unvalidated():
-            asked = metric.ds2(*(z.reshape(-1, z.shape[-1])[:1] for z in (a, b))).requires_grad
-    if not asked:
+    with unvalidated():
+        # the codes may have a gradient, or something the decoder is made of
+        first = metric.ds2(*(z.reshape(-1, z.shape[-1])[:1] for z in (a, b)))
+    if not first.requires_grad:
         return path.length**2
-    return _Once.apply(*energies_and_doubts(metric, path, a, b))  # pyright: ignore[reportReturnType]
+    return differentiable_once(*energies_and_doubts(metric, path, a, b))
 
 
 def energies_and_doubts(metric: Metric, path: Geodesic, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,29 +131,24 @@ def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor,
     # Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is kept as
     # it is, and its length differentiated, which unlike its energy does not ask for constant speed.
     agree = (value - found).abs() <= AGREEMENT * found
-    doubt = _doubt(chords, solved, fixed, agree)
-    rows, parts = [agree.nonzero()[:, 0], (~agree).nonzero()[:, 0]], []
-    if len(rows[0]):
-        ds2 = (_differentiable_chords(chords, nodes, rows[0], start, stop) for nodes in solved)
-        parts.append(romberg(*(x.shape[1] * x.sum(-1) for x in ds2))[0])
-    if len(rows[1]):
-        square = safe_sqrt(_differentiable_chords(chords, fixed, rows[1], start, stop)).sum(-1) ** 2
-        parts.append(square + (found[rows[1]] - square.detach()))
-    return torch.cat(parts)[torch.cat(rows).argsort()], doubt
+    strides = (4, 2, 1)
+    paths = [torch.where(agree[:, None, None], x, fixed[:, ::k]) for x, k in zip(solved, strides, strict=True)]
+    ds2 = [_differentiable_chords(chords, nodes, start, stop) for nodes in paths]
+    energy = romberg(*(x.shape[1] * x.sum(-1) for x in ds2))[0]
+    square = safe_sqrt(ds2[-1]).sum(-1) ** 2
+    return torch.where(agree, energy, square + (found - square.detach())), _doubt(chords, paths)
 
 
-def _doubt(chords: ChordEnergy, solved: list[Tensor], fixed: Tensor, agree: Tensor) -> Tensor:
+def _doubt(chords: ChordEnergy, paths: list[Tensor]) -> Tensor:
     """How far the gradients in the end points by T and 2T segments are from those by 2T and 4T, over their size."""
     # At the kinks of a rectified decoder, and at sharp walls, they do not settle; nor have they the length that the
     # gradient of a squared distance has, twice the distance.
-    strides = (4, 2, 1)
-    paths = [torch.where(agree[:, None, None], x, fixed[:, ::k]) for x, k in zip(solved, strides, strict=True)]
     coarse, middle, fine = (_end_slopes(chords, nodes) for nodes in paths)
     first, second = (4 * middle - coarse) / 3, (4 * fine - middle) / 3
     size = second.flatten(1).norm(dim=1).clamp_min(torch.finfo(fine.dtype).tiny)
     change = (second - first).flatten(1).norm(dim=1) / size
     with torch.no_grad(), unvalidated():
-        inverse = filtered_inverse(chords.metric.tensor(fixed[:, [0, -1]]))
+        inverse = filtered_inverse(chords.metric.tensor(paths[-1][:, [0, -1]]))
         norm = (second[..., None, :] @ inverse @ second[..., None])[..., 0, 0].clamp_min(0).sqrt()
         length = safe_sqrt(chords.energy(paths[-1]))[:, None]
     ratio = torch.where(length > 0, norm / (2 * length), 1.0)
@@ -186,8 +177,8 @@ def stationary(chords: ChordEnergy, nodes: Tensor, *, num_levels: int) -> list[T
     return found
 
 
-def _differentiable_chords(chords: ChordEnergy, nodes: Tensor, rows: Tensor, start: Tensor, stop: Tensor) -> Tensor:
-    """``ds2`` along some of the curves as functions of end points and decoder, inner nodes fixed."""
+def _differentiable_chords(chords: ChordEnergy, nodes: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+    """``ds2`` along curves as functions of end points and decoder, inner nodes fixed."""
 
     def ds2(inner: Tensor, start: Tensor, stop: Tensor) -> Tensor:
         with unvalidated():
@@ -195,28 +186,27 @@ def _differentiable_chords(chords: ChordEnergy, nodes: Tensor, rows: Tensor, sta
 
     # Decoded again on the way back, chunk by chunk, so that memory does not grow with the batch.
     size = max(1, MAX_DECODED // nodes.shape[1])
-    chunks = list(zip(*(x[rows].split(size) for x in (nodes[:, 1:-1], start, stop)), strict=True))
+    chunks = list(zip(*(x.split(size) for x in (nodes[:, 1:-1], start, stop)), strict=True))
     if len(chunks) == 1:
         return ds2(*chunks[0])
     return torch.cat([checkpoint(ds2, *chunk, use_reentrant=False) for chunk in chunks])
 
 
-class _Once(torch.autograd.Function):
-    """The identity, differentiable once, and only where the gradient is known.
+def differentiable_once(energy: Tensor, doubt: Tensor) -> Tensor:
+    """The same energies, to be differentiated once, and only where the gradient is known.
 
     With the path fixed, second derivatives would be silently wrong. So would be first ones of paths whose ends still
     turn with the number of segments.
     """
 
-    @staticmethod
-    def forward(ctx: Any, energy: Tensor, doubt: Tensor) -> Tensor:
-        ctx.save_for_backward(energy, doubt)
-        return energy.clone()
+    def refuse(_: Tensor) -> None:
+        raise RuntimeError(
+            "A distance has first derivatives only: second ones need the derivative of the path itself. Differentiate "
+            "pullback.energy(metric, curve) for a fixed curve, or take differences of gradients."
+        )
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        energy, doubt = ctx.saved_tensors
-        unknown = (doubt > _GRADIENT_RTOL) & (grads[0] != 0)
+    def check(grad: Tensor) -> Tensor:
+        unknown = (doubt > _GRADIENT_RTOL) & (grad != 0)
         if unknown.any():
             raise ConvergenceError(
                 f"{int(unknown.sum())} of {unknown.numel()} distances have no gradient that can be trusted: it still "
@@ -224,21 +214,12 @@ class _Once(torch.autograd.Function):
                 "(rectified units) or sharp walls where the paths begin or end. Use smooth units (SiLU, softplus, "
                 "tanh), or call distance() inside torch.no_grad() for the values alone."
             )
-        if not torch.is_grad_enabled():
-            return grads[0], None
-        return _Refuse.apply(grads[0], energy), None
+        if torch.is_grad_enabled():
+            # what differentiates the gradient once more comes by here
+            grad = grad + 0 * energy
+            grad.register_hook(refuse)
+        return grad
 
-
-class _Refuse(torch.autograd.Function):
-    """Passes a gradient on and refuses to differentiate it again."""
-
-    @staticmethod
-    def forward(ctx: Any, grad: Tensor, energy: Tensor) -> Tensor:
-        return grad.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError(
-            "A distance has first derivatives only: second ones need the derivative of the path itself. Differentiate "
-            "pullback.energy(metric, curve) for a fixed curve, or take differences of gradients."
-        )
+    result = energy.clone()
+    result.register_hook(check)
+    return result
