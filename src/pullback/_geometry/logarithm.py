@@ -24,8 +24,8 @@ from pullback._curves.curve import CubicSpline
 from pullback._curves.steps import nearly_equal, safe_sqrt
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.distance import AGREEMENT, energies_and_doubts
-from pullback._geometry.exponential import arrivals
-from pullback._geometry.geodesic import Geodesic, Starts, geodesic
+from pullback._geometry.exponential import follow
+from pullback._geometry.geodesic import Geodesic, Starts, geodesic, sentences
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import velocity_of
 from pullback._options import check_options
@@ -87,23 +87,24 @@ class Logarithm:
     @property
     def messages(self) -> np.ndarray:
         """One sentence per pair, as an array of strings of shape ``(*batch,)``."""
-        facts = (self.converged, self.error, self.miss, self.geodesic.converged, self.geodesic.messages)
-        sentences = []
-        for converged, error, miss, solved, sentence in zip(*(f.flatten().tolist() for f in facts), strict=True):
+
+        def sentence(converged: bool, solved: bool, of_path: str, error: float, miss: float) -> str:
             if converged:
-                sentence = "converged"
-            elif solved and error <= self.rtol:
-                sentence += (
-                    f"; but the geodesic with this velocity misses b by {miss:.1g} of the distance, as neighboring "
-                    "ones part fast: smooth the decoder's kinks or its extrapolation, or choose nearer codes"
+                return "converged"
+            if not solved:
+                return of_path
+            if error <= self.rtol:
+                return (
+                    f"{of_path}; but the geodesic with this velocity misses b by {miss:.1g} of the distance, as "
+                    "neighboring ones part fast: smooth the decoder's kinks or its extrapolation, or choose nearer codes"
                 )
-            elif solved:
-                sentence += (
-                    f"; but the velocity is known only to about {error:.1g}, as the finest elements do not resolve the "
-                    "geodesic: raise rtol, or smooth the decoder's kinks (SiLU or softplus units) or its extrapolation"
-                )
-            sentences.append(sentence)
-        return np.array(sentences, dtype=object).reshape(tuple(self.error.shape))
+            return (
+                f"{of_path}; but the velocity is known only to about {error:.1g}, as the finest elements do not resolve "
+                "the geodesic: raise rtol, or smooth the decoder's kinks (SiLU or softplus units) or its extrapolation"
+            )
+
+        path = self.geodesic
+        return sentences(sentence, self.converged, path.converged, path.messages, self.error, self.miss)
 
 
 def logmap(
@@ -266,10 +267,10 @@ def _try_out(metric: Metric, found: _Velocities, index: Tensor, rtol: float) -> 
         return index
     begin, end, length = found.nodes[index, 0], found.nodes[index, -1], found.length[index]
     precision = max(_TRIAL * rtol, _least(begin.dtype))
-    arrived, succeeded = arrivals(metric, begin, found.velocity[index], rtol=precision, max_steps=_MAX_STEPS)
-    gap = arrived - end
+    trial = follow(metric, begin, found.velocity[index], rtol=precision, max_steps=_MAX_STEPS)
+    gap = trial.end - end
     miss = torch.maximum(gap.norm(dim=-1) / (end - begin).norm(dim=-1), metric.norm(end, gap) / length)
-    found.miss[index] = torch.where(succeeded & torch.isfinite(miss), miss, torch.inf)
+    found.miss[index] = torch.where((trial.reached == 1) & torch.isfinite(miss), miss, torch.inf)
     return index[found.miss[index] > max(_MISSED * rtol, 0.1 * torch.finfo(begin.dtype).eps ** (1 / 3))]
 
 
