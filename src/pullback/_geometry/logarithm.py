@@ -89,18 +89,16 @@ class Logarithm:
         """One sentence per pair, as an array of strings of shape ``(*batch,)``."""
 
         def sentence(converged: bool, solved: bool, of_path: str, error: float, miss: float) -> str:
-            if converged:
-                return "converged"
-            if not solved:
-                return of_path
+            if converged or not solved:
+                return "converged" if converged else of_path
             if error <= self.rtol:
-                return (
-                    f"{of_path}; but the geodesic with this velocity misses b by {miss:.1g} of the distance, as "
-                    "neighboring ones part fast: smooth the decoder's kinks or its extrapolation, or choose nearer codes"
+                return of_path + (
+                    f"; but the geodesic with this velocity misses b by {miss:.1g} of the distance, as neighboring "
+                    "ones part fast: smooth the decoder's kinks or its extrapolation, or choose nearer codes"
                 )
-            return (
-                f"{of_path}; but the velocity is known only to about {error:.1g}, as the finest elements do not resolve "
-                "the geodesic: raise rtol, or smooth the decoder's kinks (SiLU or softplus units) or its extrapolation"
+            return of_path + (
+                f"; but the velocity is known only to about {error:.1g}, as the finest elements do not resolve the "
+                "geodesic: raise rtol, or smooth the decoder's kinks (SiLU or softplus units) or its extrapolation"
             )
 
         path = self.geodesic
