@@ -3,9 +3,9 @@
 from pullback._geometry.certificate import Certificate as Certificate
 from pullback._geometry.contributions import Contributions as Contributions
 from pullback._geometry.distance_uncertainty import DistanceUncertainty as DistanceUncertainty
+from pullback._geometry.distance_uncertainty import Identifiability as Identifiability
 from pullback._geometry.exponential import Trajectory as Trajectory
 from pullback._geometry.geodesic import Geodesic as Geodesic
-from pullback._geometry.identifiability import Identifiability as Identifiability
 from pullback._geometry.logarithm import Logarithm as Logarithm
 from pullback._geometry.pairwise.engines import FailedPairsWarning as FailedPairsWarning
 from pullback._geometry.pairwise.neighbors import Neighbors as Neighbors
