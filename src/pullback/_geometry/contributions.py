@@ -127,9 +127,8 @@ def contributions(
     count = sum(name is None for name in names)
     given = [str(label) for label in (range(count) if labels is None else labels)]
     if len(given) != count:
-        raise ValueError(
-            f"The decoder has {count} features and {len(given)} labels were given. Give one label per feature."
-        )
+        both = f"{count} features and {len(given)} labels"
+        raise ValueError(f"The decoder has {both} were given. Give one label per feature.")
     features = iter(given)
     return Contributions(tuple(next(features) if name is None else name for name in names), energy)
 

@@ -56,15 +56,12 @@ def distance(
         init: as in `pullback.geodesic`.
 
     Raises:
-        ConvergenceError: if a path did not converge. Its `result` is the `pullback.results.Geodesic`, with a status for
-            each pair.
+        ConvergenceError: if a path did not converge. Its `result` is the `pullback.results.Geodesic` of all pairs.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z[..., 0], z[..., 1]))
-        >>> pb.distance(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0])).round(decimals=3)  # √2 log 2
-        tensor(0.9800)
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> pb.distance(metric, [0.0, 1.0], [0.0, 2.0]).round(decimals=3)  # √2 log 2
+    tensor(0.9800)
     """
     return safe_sqrt(squared_distance(metric, a, b, solver=solver, init=init))
 
@@ -78,13 +75,12 @@ def squared_distance(
     Its gradient in ``a`` is :math:`-2 M(a) \operatorname{Log}_a(b)`. Arguments, derivatives and errors as for
     `distance`.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> a = torch.tensor([3.0, 4.0], requires_grad=True)
-        >>> pb.squared_distance(pb.FisherRaoMetric(lambda z: Normal(z, 1.0)), a, torch.zeros(2)).backward()
-        >>> a.grad.round(decimals=3)
-        tensor([6., 8.])
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> a = torch.tensor([3.0, 4.0], requires_grad=True)
+    >>> pb.squared_distance(metric, a, torch.zeros(2)).backward()
+    >>> a.grad.round(decimals=3)
+    tensor([6., 8.])
     """
     a, b = codes_for(metric, a, b)
     path = geodesic(metric, a, b, solver=solver, init=init)
@@ -92,10 +88,10 @@ def squared_distance(
     if len(failed):
         pairs = [str(tuple(index) if len(index) != 1 else index[0]) for index in failed[:5].tolist()]
         more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+        reason = path.messages[tuple(failed[0].tolist())]
         raise ConvergenceError(
             f"{len(failed)} of {path.converged.numel()} paths failed: pairs {', '.join(pairs)}{more}. The first: "
-            f"{path.messages[tuple(failed[0].tolist())]}. The error's `result` is the Geodesic, with a status for each "
-            "pair.",
+            f"{reason}. The error's `result` is the Geodesic, with a status for each pair.",
             path,
         )
     with unvalidated():
@@ -113,11 +109,10 @@ def energies_and_doubts(metric: Metric, path: Geodesic, a: Tensor, b: Tensor) ->
     # curves grouped by the number of segments that resolves them
     levels = path.num_segments.flatten().clamp(_MIN_SEGMENTS, _MAX_SEGMENTS)
     rows = [(T, (levels == T).nonzero()[:, 0]) for T in levels.unique().tolist()]
-    energies, doubts = zip(
-        *(_along(metric, path, index, T, start[index], stop[index]) for T, index in rows), strict=True
-    )
+    found = [_along(metric, path, index, T, start[index], stop[index]) for T, index in rows]
     order = torch.cat([index for _, index in rows]).argsort()
-    return torch.cat(energies)[order].reshape(batch), torch.cat(doubts)[order].reshape(batch)
+    energies, doubts = (torch.cat(x)[order].reshape(batch) for x in zip(*found, strict=True))
+    return energies, doubts
 
 
 def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,15 +25,12 @@ from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Status
 from pullback._typing import Bool, Codes, Float, Int
 
-# Local error by default: what paths ask for. Ends are then good to about five digits, at a third of the evaluations of
-# 1e-10.
-_RTOL = {torch.float64: 1e-6, torch.float32: 1e-4}
-# From where the decoder has kinks, more has no meaning.
-_KINKED_RTOL = 1e-3
+# Local error by default, with which ends are good to about five digits; from where the decoder has kinks, more than the
+# second has no meaning.
+_RTOL, _KINKED_RTOL = {torch.float64: 1e-6, torch.float32: 1e-4}, 1e-3
 # What rounding leaves: no tolerance below this many units of the machine is asked for.
 _ROUNDING = 256
-# A geodesic whose speed changes by more does not solve the geodesic equation; smooth decoders keep it to 1e-4 by
-# default.
+# A geodesic whose speed changes by more does not solve the geodesic equation; smooth decoders keep it to 1e-4.
 _MAX_DRIFT = 1e-2
 # For each `Outcome` of an integration, in their order.
 _STATUS = [Status.CONVERGED, Status.MAX_STEPS, Status.STALLED, Status.NOT_FINITE]
@@ -83,8 +80,7 @@ class Trajectory(Curve):
     Example:
         >>> import torch, pullback as pb
         >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
-        >>> flow = pb.exponential(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
-        >>> flow.messages.item()
+        >>> pb.exponential(metric, [0.0, 1.0], [0.0, 1.0]).messages.item()
         'The geodesic reached its end.'
     """
 

@@ -177,15 +177,12 @@ def _start_nodes(metric: Metric, a: Tensor, b: Tensor, init: Start) -> Tensor:
             bent, straight = (squared_steps(metric, path)[0].sum(-1) for path in (nodes, line))
         return torch.where(((straight < bent) | ~bent.isfinite())[:, None, None], line, nodes)
     if not isinstance(init, Curve | Tensor | np.ndarray | list | tuple):
-        raise TypeError(
-            "init is None, a fitted pullback.Lattice or CodeGraph, a curve, its points (*batch, n, d), or a list of "
-            f"such starts; got {init!r}."
-        )
+        kinds = "None, a fitted pullback.Lattice or CodeGraph, a curve, its points (*batch, n, d), or a list of such"
+        raise TypeError(f"init is {kinds} starts; got {init!r}.")
     points = init.resample(_START_POINTS) if isinstance(init, Curve) else as_codes(init, a)
     if points.ndim < 2 or points.shape[-2] < 2:
-        raise ValueError(
-            f"init is a graph, a curve, or points of shape (*batch, n, d) with n >= 2; got {tuple(points.shape)}."
-        )
+        got = tuple(points.shape)
+        raise ValueError(f"init is a graph, a curve, or points of shape (*batch, n, d) with n >= 2; got {got}.")
     nodes = points.detach().reshape(-1, *points.shape[-2:])
     if nodes.shape[0] not in (1, a.shape[0]) or nodes.shape[-1] != a.shape[-1]:
         raise ValueError(
@@ -207,5 +204,7 @@ def _best(solutions: list[Solution]) -> Solution:
     columns: dict[str, list[Any]] = {name: [getattr(s, name) for s in solutions] for name in vars(solutions[0])}
     columns["nodes"] = [PiecewiseCubic.mixed(s.nodes, s.straight).resample(finest) for s in solutions]
     columns["straight"] = [torch.zeros_like(s.strict) if s.straight is None else s.straight for s in solutions]
-    best = {name: sum(x) if isinstance(x[0], int) else torch.stack(x)[chosen, rows] for name, x in columns.items()}
+    best: dict[str, Any] = {}
+    for name, x in columns.items():
+        best[name] = sum(x) if isinstance(x[0], int) else torch.stack(x)[chosen, rows]
     return Solution(**best)

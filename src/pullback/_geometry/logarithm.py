@@ -1,8 +1,7 @@
 r"""The logarithm: with which velocity a geodesic must leave ``a`` to be at ``b`` after unit time.
 
-A discrete path knows that better than its first step tells. At the minimum of the discrete energy nothing but the end
-points can change it, so its derivative in ``a`` (the momentum with which the path leaves) is that of the squared
-distance,
+At the minimum of the discrete energy nothing but the end points can change it, so its derivative in ``a`` (the momentum
+with which the path leaves) is that of the squared distance,
 
 .. math:: \mathrm{Log}_a(b) = -\tfrac12\, M(a)^{-1}\, \frac{\partial d^2(a, b)}{\partial a},
           \qquad |\mathrm{Log}_a(b)|_{M(a)} = d(a, b).
@@ -36,17 +35,14 @@ from pullback._solvers.elements import ElementEnergy
 from pullback._solvers.extremals import Extremals, ExtremalSolver
 from pullback._typing import Bool, Codes, Float
 
-# Part of `rtol` that velocities are solved to, and by which they are tried out; estimates of the error are cautious
-# already.
-_MARGIN, _TRIAL = 0.5, 0.1
+# Part of `rtol` that velocities are solved to; estimates of the error are cautious already.
+_MARGIN = 0.5
 # A refinement pays if the error falls by this factor; one that does not pay is tried so often (rectified decoders).
 _WORTHWHILE, _PATIENCE = 4.0, 2
-# Miss of b, as a share of the distance and over `rtol`, from which on a path is refined further; and how often.
-_MISSED, _NUM_RETRIALS = 1.0, 2
+# Part of `rtol` by which velocities are tried out, in how many steps, and how often.
+_TRIAL, _MAX_STEPS, _NUM_TRIALS = 0.1, 1000, 2
 # Change of a gradient of order four, when segments are halved, over its error (Richardson).
 _RICHARDSON = 15.0
-# Steps of the geodesics that try velocities out.
-_MAX_STEPS = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,26 +106,16 @@ def logmap(
 ) -> Float[Tensor, "*batch d"]:
     r"""The logarithm :math:`\mathrm{Log}_a(b)`: the velocity at ``a`` of the shortest path found to ``b``.
 
-    Inverse to `pullback.expmap` up to the cut locus. A constant: it carries no gradient.
-
-    Args:
-        metric: the geometry.
-        a: codes, any shape ``(*batch, d)`` that broadcasts with ``b``.
-        b: codes.
-        solver: as in `pullback.geodesic`.
-        init: as in `pullback.geodesic`.
-        rtol: relative error of the velocity. 1e-10 is in reach where the decoder is smooth.
+    Inverse to `pullback.expmap` up to the cut locus. A constant: it carries no gradient. Arguments as in
+    `pullback.distance`; `rtol` is the relative error of the velocity, and 1e-10 in reach where the decoder is smooth.
 
     Raises:
-        ConvergenceError: if a velocity is not known to `rtol`. Its `result` is the `pullback.results.Logarithm`, with a
-            message for each pair.
+        ConvergenceError: if a velocity is not known to `rtol`. Its `result` is the `pullback.results.Logarithm`.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Poisson
-        >>> metric = pb.FisherRaoMetric(lambda z: Poisson(z.square().sum(-1) / 4))  # the line, by its radius
-        >>> pb.logmap(metric, torch.tensor([1.0]), torch.tensor([3.0])).round(decimals=3)
-        tensor([2.])
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Poisson(z.square().sum(-1) / 4))  # a line
+    >>> pb.logmap(metric, [1.0], [3.0]).round(decimals=3)
+    tensor([2.])
     """
     found = logarithm(metric, a, b, solver=solver, init=init, rtol=rtol)
     failed = (~found.converged).nonzero()
@@ -160,18 +146,15 @@ def logarithm(
     misses ``b``. See Marsden and West 2001, *Discrete mechanics and variational integrators*, section 1, for the
     momenta of discrete paths.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z[..., 0], z[..., 1]))
-        >>> found = pb.logarithm(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0]))
-        >>> found.velocity.round(decimals=3), found.messages.item()
-        (tensor([0.0000, 0.6930]), 'converged')
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> found = pb.logarithm(metric, [0.0, 1.0], [0.0, 2.0])
+    >>> found.velocity.round(decimals=3), found.messages.item()
+    (tensor([0.0000, 0.6930]), 'converged')
     """
     check_options(rtol=rtol)
     a, b = codes_for(metric, a, b)
     path = geodesic(metric, a, b, solver=solver, init=init)
-    batch, d = path.length.shape, path.end.shape[-1]
     found = _Velocities.of(path)
     finite = torch.isfinite(found.length) & torch.isfinite(found.nodes).flatten(1).all(-1)
     index = (finite & found.error.isinf()).nonzero()[:, 0]
@@ -184,8 +167,8 @@ def logarithm(
                 _by_gradient(metric, path, found, index)
                 if check:
                     _try_out(metric, found, index, rtol)
-    length, error, miss = (x.reshape(batch) for x in (found.length, found.error, found.miss))
-    return Logarithm(found.velocity.reshape(*batch, d), length, error, miss, path, rtol)
+    facts = (x.reshape(path.length.shape) for x in (found.length, found.error, found.miss))
+    return Logarithm(found.velocity.reshape(path.end.shape), *facts, geodesic=path, rtol=rtol)
 
 
 @dataclass
@@ -240,7 +223,7 @@ def _by_elements(chords: ChordEnergy, found: _Velocities, index: Tensor, rtol: f
 
     solver = ExtremalSolver(elements, sought, found.num_segments, needs_refinement)
     levels = solver.solve(index, found.nodes[index])
-    for k in range(_NUM_RETRIALS if check else 0):
+    for k in range(_NUM_TRIALS if check else 0):
         missed = _try_out(chords.metric, found, index, rtol)
         if not len(missed):
             break
@@ -249,7 +232,7 @@ def _by_elements(chords: ChordEnergy, found: _Velocities, index: Tensor, rtol: f
 
 
 def _by_gradient(metric: Metric, path: Geodesic, found: _Velocities, index: Tensor) -> None:
-    """The same for a metric without an embedding: minus half the gradient of the squared distance."""
+    """The same for a metric without an embedding: from minus half the gradient of the squared distance."""
     with torch.enable_grad():
         begin = path.curve.begin.detach().clone().requires_grad_()
         square, doubt = (x.flatten()[index] for x in energies_and_doubts(metric, path, begin, path.curve.end))
@@ -269,7 +252,7 @@ def _try_out(metric: Metric, found: _Velocities, index: Tensor, rtol: float) -> 
     gap = trial.end - end
     miss = torch.maximum(gap.norm(dim=-1) / (end - begin).norm(dim=-1), metric.norm(end, gap) / length)
     found.miss[index] = torch.where((trial.reached == 1) & torch.isfinite(miss), miss, torch.inf)
-    return index[found.miss[index] > max(_MISSED * rtol, 0.1 * torch.finfo(begin.dtype).eps ** (1 / 3))]
+    return index[found.miss[index] > max(rtol, 0.1 * torch.finfo(begin.dtype).eps ** (1 / 3))]
 
 
 def _least(dtype: torch.dtype) -> float:
