@@ -46,13 +46,12 @@ class Contributions:
         labels: names of the features, in the order of `energy`.
         energy: what each adds, of shape ``(*batch, F)``; the sum over features is the energy of the path.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z * torch.tensor([1.0, 2.0]), 1.0))
-        >>> line = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
-        >>> print(pb.contributions(metric, line, labels=["height", "weight"]))
-        weight  4  80.0 %
-        height  1  20.0 %
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z * torch.tensor([1.0, 2.0]), 1.0))
+    >>> line = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    >>> print(pb.contributions(metric, line, labels=["height", "weight"]))
+    weight  4  80.0 %
+    height  1  20.0 %
     """
 
     labels: tuple[str, ...]

@@ -150,17 +150,13 @@ def _by_derivatives(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
     change = (_inner(tensor, uv, uv) - _inner(tensor, uu, vv))[..., 0]
     with torch.enable_grad():
         s, t = (torch.zeros_like(z[..., :1], requires_grad=True) for _ in range(2))
-        tensor = metric.tensor(z.detach() + s * u + t * v)
+        # the second term makes it a function of both where the metric is constant
+        tensor = metric.tensor(z.detach() + s * u + t * v) + 0 * (s * t)[..., None]
         mixed = _second(_inner(tensor, u, v), s, t)
         straight = _second(_inner(tensor, u, u), t, t) + _second(_inner(tensor, v, v), s, s)
     return change + (mixed - 0.5 * straight)[..., 0]
 
 
 def _second(f: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """The derivative of ``f`` in ``s`` and ``t``, where it has one."""
-    if not f.requires_grad:
-        return torch.zeros_like(f)
-    (slope,) = torch.autograd.grad(f.sum(), s, create_graph=True, materialize_grads=True)
-    if not slope.requires_grad:
-        return torch.zeros_like(f)
+    (slope,) = torch.autograd.grad(f.sum(), s, create_graph=True)
     return torch.autograd.grad(slope.sum(), t, retain_graph=True, materialize_grads=True)[0]

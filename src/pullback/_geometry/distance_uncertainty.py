@@ -92,12 +92,11 @@ def distance_uncertainty(
     Raises:
         ConvergenceError: if a path did not converge.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
-        >>> a, b = torch.zeros(2), torch.tensor([3.0, 4.0])
-        >>> pb.statistics.distance_uncertainty(metric, a, b, cov_a=0.01 * torch.ones(2))
-        DistanceUncertainty(10 ± 0.2)
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
+    >>> a, b = torch.zeros(2), torch.tensor([3.0, 4.0])
+    >>> pb.statistics.distance_uncertainty(metric, a, b, cov_a=0.01 * torch.ones(2))
+    DistanceUncertainty(10 ± 0.2)
     """
     check_options(least=2, num_samples=num_samples)
     a, b = (z.detach() for z in broadcast(*codes_for(metric, a, b)))

@@ -77,11 +77,10 @@ class Trajectory(Curve):
         num_steps, num_evaluations: accepted steps of each geodesic, and evaluations of the geodesic equation.
         dense: the states between the steps; None in the result of a `ConvergenceError` raised by `expmap`.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
-        >>> pb.exponential(metric, [0.0, 1.0], [0.0, 1.0]).messages.item()
-        'The geodesic reached its end.'
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> pb.exponential(metric, [0.0, 1.0], [0.0, 1.0]).messages.item()
+    'The geodesic reached its end.'
     """
 
     states: Float[Tensor, "*batch 2 2 d"]
@@ -165,11 +164,10 @@ def expmap(
     Raises:
         ConvergenceError: if a geodesic does not arrive. `pullback.exponential` returns a status for each instead.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
-        >>> pb.expmap(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
-        tensor([0.0000, 2.7183])
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> pb.expmap(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
+    tensor([0.0000, 2.7183])
     """
     if np.ndim(t) or not np.isfinite(t):
         raise ValueError(f"t is one finite number; got {t}. For many times use pullback.exponential(metric, z, v)(t).")

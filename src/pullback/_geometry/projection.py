@@ -69,13 +69,12 @@ def project(
         codes: codes of shape ``(m, d)``.
         solver: as in `pullback.geodesic`.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 1.0))
-        >>> line = torch.tensor([[0.0, 0.0], [4.0, 0.0]])
-        >>> found = pb.project(metric, line, torch.tensor([[1.0, 2.0]]))
-        >>> [round(x.item(), 4) for x in (found.time, found.distance)]
-        [0.25, 2.0]
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> line = torch.tensor([[0.0, 0.0], [4.0, 0.0]])
+    >>> found = pb.project(metric, line, torch.tensor([[1.0, 2.0]]))
+    >>> [round(x.item(), 4) for x in (found.time, found.distance)]
+    [0.25, 2.0]
     """
     curve = curve_for(metric, path)
     number = curve.begin.shape[:-1].numel()

@@ -144,12 +144,11 @@ def uncertainty_report(
         num_pairs: geodesics between random codes. They start from straight lines and from a graph of at most 300 codes.
         random_state: seed of what is random.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> codes = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-        >>> decoder = lambda z: torch.distributions.Normal(5 * z[..., :1], 1.0)
-        >>> pb.uncertainty_report(decoder, codes, num_pairs=2).num_unused
-        1
+    >>> import torch, pullback as pb
+    >>> codes = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> decoder = lambda z: torch.distributions.Normal(5 * z[..., :1], 1.0)
+    >>> pb.uncertainty_report(decoder, codes, num_pairs=2).num_unused
+    1
     """
     check_options(num_points=num_points, num_pairs=num_pairs)
     codes = as_codes(codes, decoder, a_set=True)
