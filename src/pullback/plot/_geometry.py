@@ -16,8 +16,8 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from pullback._decoders.contract import as_codes, real_numbers
-from pullback._geometry.contributions import Contributions
 from pullback._geometry.exponential import Trajectory, exponential
+from pullback._geometry.path_questions import Contributions
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._typing import Codes, CodeSet
