@@ -18,7 +18,6 @@ derivatives of M,
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +49,7 @@ def sectional_curvature(metric: Metric, z: Codes, u: Codes, v: Codes) -> Float[T
     >>> pb.sectional_curvature(metric, [0.0, 2.0], [1.0, 0.0], [0.0, 1.0])
     tensor(-0.5000)
     """
-    z, u, v = _contiguous(metric, z, u, v)
+    z, u, v = broadcast(*codes_for(metric, z, u, v))
     with torch.no_grad(), unvalidated():
         return _sectional(metric, z, u, v)
 
@@ -87,7 +86,7 @@ def scalar_curvature(metric: Metric, z: Codes) -> Float[Tensor, "*batch"]:
     >>> pb.scalar_curvature(metric, [0.0, 2.0])
     tensor(-1.)
     """
-    (z,) = _contiguous(metric, z)
+    (z,) = codes_for(metric, z)
     with torch.no_grad(), unvalidated():
         factor, info = torch.linalg.cholesky_ex(metric.tensor(z))
         eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand_as(factor)
@@ -98,12 +97,9 @@ def scalar_curvature(metric: Metric, z: Codes) -> Float[Tensor, "*batch"]:
         return sum((2 * _sectional(metric, z, u, v) for u, v in planes), start=torch.zeros_like(z[..., 0]))
 
 
-def _contiguous(metric: Metric, *codes: Any) -> tuple[Tensor, ...]:
-    return tuple(z.contiguous() for z in broadcast(*codes_for(metric, *codes)))
-
-
 def _sectional(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """By the one formula or the other, in units in which ``u`` and ``v`` are orthonormal."""
+    z, u, v = (x.contiguous() for x in (z, u, v))
     u, v = _orthonormalized(metric, z, u, v)
     embedding = Embedding.of(metric, z)
     if embedding is None:

@@ -188,11 +188,7 @@ def _differentiable_chords(chords: ChordEnergy, nodes: Tensor, start: Tensor, st
 
 
 def differentiable_once(energy: Tensor, doubt: Tensor) -> Tensor:
-    """The same energies, to be differentiated once, and only where the gradient is known.
-
-    With the path fixed, second derivatives would be silently wrong. So would be first ones of paths whose ends still
-    turn with the number of segments.
-    """
+    """The same energies, to be differentiated once, and only where the gradient has settled; others would be wrong."""
 
     def refuse(_: Tensor) -> None:
         raise RuntimeError(
