@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pullback._curves.steps import MAX_DECODED, safe_sqrt
 from pullback._decoders.contract import unvalidated
-from pullback._geometry.geodesic import Geodesic, Starts, geodesic
+from pullback._geometry.geodesic import Geodesic, Starts, check_converged, geodesic
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import filtered_inverse
 from pullback._numerics.spline import refine
@@ -84,16 +84,7 @@ def squared_distance(
     """
     a, b = codes_for(metric, a, b)
     path = geodesic(metric, a, b, solver=solver, init=init)
-    failed = (~path.converged).nonzero()
-    if len(failed):
-        pairs = [str(tuple(index) if len(index) != 1 else index[0]) for index in failed[:5].tolist()]
-        more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
-        reason = path.messages[tuple(failed[0].tolist())]
-        raise ConvergenceError(
-            f"{len(failed)} of {path.converged.numel()} paths failed: pairs {', '.join(pairs)}{more}. The first: "
-            f"{reason}. The error's `result` is the Geodesic, with a status for each pair.",
-            path,
-        )
+    check_converged(path, "paths", "The error's `result` is the Geodesic, with a status for each pair.")
     with unvalidated():
         # the codes may have a gradient, or something the decoder is made of
         first = metric.ds2(*(z.reshape(-1, z.shape[-1])[:1] for z in (a, b)))

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from pullback._decoders.contract import as_codes
 from pullback._geometry.distance import distance
-from pullback._geometry.geodesic import geodesic
+from pullback._geometry.geodesic import check_converged, geodesic
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._numerics.random import as_generator
 from pullback._options import check_options
 from pullback._progress import progress
-from pullback._solvers.base import ConvergenceError, Solver
+from pullback._solvers.base import Solver
 from pullback._starts.code_graph import CodeGraph
 from pullback._starts.graph import Graph
 from pullback._starts.lattice import Lattice
@@ -115,12 +115,7 @@ def distance_uncertainty(
         noise = torch.randn(num_samples, *z.shape, 1, generator=generator, dtype=z.dtype).to(z.device)
         drawn.append(z + (root @ noise)[..., 0])
     paths = geodesic(metric, *drawn, solver=solver)
-    if not paths.converged.all():
-        raise ConvergenceError(
-            f"{int((~paths.converged).sum())} of {paths.converged.numel()} paths between samples did not converge. Use "
-            'method="delta", or narrower covariances.',
-            result=paths,
-        )
+    check_converged(paths, "paths between samples", 'Use method="delta", or narrower covariances.')
     return DistanceUncertainty(paths.length.mean(0), paths.length.std(0))
 
 

@@ -16,7 +16,7 @@ from pullback._decoders.contract import as_codes, unvalidated
 from pullback._decoders.support import Support
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._progress import progress
-from pullback._solvers.base import Solution, Solver, Status, converged
+from pullback._solvers.base import ConvergenceError, Solution, Solver, Status, converged
 from pullback._solvers.chords import lerp_nodes
 from pullback._solvers.gauss_newton import GaussNewton
 from pullback._starts.graph import Graph
@@ -156,6 +156,18 @@ def geodesic(
     facts = {name: x for name, x in vars(best).items() if name not in ("nodes", "straight")}
     values: dict[str, Any] = {name: x if isinstance(x, int) else x.reshape(batch) for name, x in facts.items()}
     return Geodesic(curve=curve, leaves_support=leaves, **values)
+
+
+def check_converged(found: Any, what: str, hint: str) -> None:
+    """Raises unless all results of a batch have converged: says which have not, and why the first has not."""
+    failed = (~found.converged).nonzero().tolist()
+    if failed:
+        pairs = [str(tuple(index) if len(index) != 1 else index[0]) for index in failed[:5]]
+        more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+        numbers, reason = f"{len(failed)} of {found.converged.numel()}", found.messages[tuple(failed[0])]
+        raise ConvergenceError(
+            f"{numbers} {what} failed: pairs {', '.join(pairs)}{more}. The first: {reason}. {hint}", found
+        )
 
 
 def solver_or_default(solver: Solver | None) -> Solver:

@@ -24,12 +24,12 @@ from pullback._curves.steps import nearly_equal, safe_sqrt
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.distance import AGREEMENT, energies_and_doubts
 from pullback._geometry.exponential import follow
-from pullback._geometry.geodesic import Geodesic, Starts, geodesic, sentences
+from pullback._geometry.geodesic import Geodesic, Starts, check_converged, geodesic, sentences
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import velocity_of
 from pullback._options import check_options
 from pullback._progress import progress
-from pullback._solvers.base import ConvergenceError, Solver
+from pullback._solvers.base import Solver
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import ElementEnergy
 from pullback._solvers.extremals import Extremals, ExtremalSolver
@@ -118,14 +118,7 @@ def logmap(
     tensor([2.])
     """
     found = logarithm(metric, a, b, solver=solver, init=init, rtol=rtol)
-    failed = (~found.converged).nonzero()
-    if len(failed):
-        first = tuple(failed[0].tolist())
-        raise ConvergenceError(
-            f"{len(failed)} of {found.converged.numel()} logarithms failed. The first, of pair {first}: "
-            f"{found.messages[first]}. pullback.logarithm returns the others, with a message for each.",
-            found,
-        )
+    check_converged(found, "logarithms", "pullback.logarithm returns the others, with a message for each.")
     return found.velocity
 
 
