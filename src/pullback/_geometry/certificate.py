@@ -43,8 +43,7 @@ class Certificate:
     Attributes:
         lower: distance of the decoded end points on the whole family, where that has a closed form; otherwise the angle
             between their square roots, or the straight line in the metric's Euclidean embedding; 0 where none is known.
-            A closed form for a known parameter (see `pullback.rao_distance`) counts only if that parameter is not
-            computed from the code.
+            A closed form for a known parameter counts only if that parameter is not computed from the code.
         upper: length of the path, with the error of its measurement added; infinite where there is no path.
         error: the solver's estimate of the relative error of the path's length as a distance in its valley.
         strict: whether the path is a strict local minimum of the discrete energy. False where the decoder ignores a

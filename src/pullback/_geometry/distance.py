@@ -46,14 +46,7 @@ def distance(
 
     Differentiable once in ``a``, ``b`` and the decoder's parameters, by the envelope theorem. Equal codes have distance
     0 and gradient 0 (a distance has a kink there; `squared_distance` is smooth). Inside ``torch.no_grad()`` the cost is
-    that of `pullback.geodesic`; with gradients it is a few times that.
-
-    Args:
-        metric: the geometry.
-        a: codes, any shape ``(*batch, d)`` that broadcasts with ``b``.
-        b: codes.
-        solver: as in `pullback.geodesic`.
-        init: as in `pullback.geodesic`.
+    that of `pullback.geodesic`, with gradients a few times that. Arguments as there.
 
     Raises:
         ConvergenceError: if a path did not converge. Its `result` is the `pullback.results.Geodesic` of all pairs.
@@ -72,8 +65,7 @@ def squared_distance(
 ) -> Float[Tensor, "*batch"]:
     r"""The squared distance :math:`d^2(a, b)`: the energy of the shortest path found; smooth also at equal codes.
 
-    Its gradient in ``a`` is :math:`-2 M(a) \operatorname{Log}_a(b)`. Arguments, derivatives and errors as for
-    `distance`.
+    Its gradient in ``a`` is :math:`-2 M(a) \operatorname{Log}_a(b)`. Derivatives and errors as for `distance`.
 
     >>> import torch, pullback as pb
     >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 1.0))

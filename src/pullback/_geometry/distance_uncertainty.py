@@ -6,8 +6,7 @@ To first order (the delta method), with the gradients :math:`g_a, g_b` of the di
 
 A latent code is not identifiable: any reparametrization :math:`g` of the latent space gives the same densities with the
 decoder :math:`f \circ g^{-1}`, and retraining picks another. Distances of a pulled-back metric do not depend on the
-coordinates, so they should repeat where the models agree on the data (compare Hauberg, *Only Bayes should learn a
-manifold*, 2018).
+coordinates, so they should repeat where models agree on the data (Hauberg 2018, *Only Bayes should learn a manifold*).
 """
 
 from __future__ import annotations
@@ -82,10 +81,8 @@ def distance_uncertainty(
         cov_a: covariance of ``a``: matrices ``(*batch, d, d)``, or variances ``(*batch, d)``, which is what an encoder
             gives; None if it is known exactly. An array of shape ``(d, d)`` is one matrix for all codes.
         cov_b: covariance of ``b``.
-        method: ``"delta"`` for the first-order formula at the cost of one path per pair; ``"samples"`` for samples of
-            the ends.
-        num_samples: per pair, with ``method="samples"``; the standard deviation is then known to about
-            ``1 / sqrt(2 n)``.
+        method: ``"delta"`` for the first-order formula, at the cost of one path per pair, or ``"samples"`` of the ends.
+        num_samples: per pair; the standard deviation is then known to about ``1 / sqrt(2 n)``.
         solver: as in `pullback.geodesic`.
         random_state: of the samples.
 
@@ -198,19 +195,13 @@ def identifiability(
         solver: of shortest paths, as in `pullback.geodesic`.
         random_state: of the random pairs.
 
-    Raises:
-        ValueError: if the models do not have codes of the same observations.
-
-    Example:
-        Two models of the same data, one with its latent space stretched.
-
-        >>> import torch, pullback as pb
-        >>> z, pairs = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]]), torch.tensor([[0, 1], [0, 2]])
-        >>> models = [pb.FisherRaoMetric(lambda z, s=s: torch.distributions.Normal(z / s, 1.0)) for s in (1, 3)]
-        >>> pb.statistics.identifiability(models, [z, 3 * z], pairs=pairs).variation.round(decimals=3)
-        tensor([0., 0.])
-        >>> pb.statistics.identifiability(None, [z, 3 * z], pairs=pairs).variation.round(decimals=3)
-        tensor([0.7070, 0.7070])
+    >>> import torch, pullback as pb
+    >>> z, pairs = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]]), torch.tensor([[0, 1], [0, 2]])
+    >>> models = [pb.FisherRaoMetric(lambda z, s=s: torch.distributions.Normal(z / s, 1.0)) for s in (1, 3)]
+    >>> pb.statistics.identifiability(models, [z, 3 * z], pairs=pairs).variation.round(decimals=3)
+    tensor([0., 0.])
+    >>> pb.statistics.identifiability(None, [z, 3 * z], pairs=pairs).variation.round(decimals=3)
+    tensor([0.7070, 0.7070])
     """
     check_options(num_pairs=num_pairs)
     codes = _checked(metrics, codes)

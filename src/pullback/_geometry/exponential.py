@@ -2,8 +2,7 @@ r"""The exponential map: geodesics from a point and a velocity.
 
 :math:`\mathrm{Exp}_z(v)` is where the geodesic that leaves ``z`` with velocity ``v`` arrives after unit time. The
 geodesic equation :math:`\ddot z = -\Gamma(z)[\dot z, \dot z]` is integrated with error control for each trajectory by
-itself: near the edge of the data decoders bend sharply, and one such trajectory must neither slow down nor spoil the
-others of its batch.
+itself: one that is bent sharply, at the edge of the data, must neither slow down nor spoil the others of its batch.
 """
 
 from __future__ import annotations
@@ -63,15 +62,13 @@ _ROUGH = (
 class Trajectory(Curve):
     r"""Geodesics from given points with given velocities, as curves over t in [0, 1] with a status each.
 
-    Where a geodesic failed, its points and velocities are NaN past the time `reached`, and its `end` is where it
-    stopped.
+    Where one failed, its points and velocities are NaN past the time `reached`, and its `end` is where it stopped.
 
     Attributes:
         states: position and velocity at both ends, of shape ``(*batch, 2, 2, d)``.
         reached: the time up to which each geodesic is known; 1 if it arrived.
         status: how each geodesic ended, as integers of `pullback.results.Status`; see `messages` for sentences.
-        rtol: the tolerance each was followed with: the one asked for, or 1e-3 where the decoder turned out to have
-            kinks.
+        rtol: the tolerance each was followed with: the one asked for, or 1e-3 where the decoder has kinks.
         speed_drift: the relative change of the speed :math:`\sqrt{\dot z^\top M \dot z}` between both ends. The speed
             is constant along an exact geodesic (of Levi-Civita's connection), so this checks the integration.
         num_steps, num_evaluations: accepted steps of each geodesic, and evaluations of the geodesic equation.
@@ -142,8 +139,7 @@ def expmap(
 ) -> Float[Tensor, "*batch d"]:
     r"""The exponential map :math:`\mathrm{Exp}_z(t v)`: where the geodesic from ``z`` along ``v`` is at time ``t``.
 
-    Differentiable in ``z``, ``v`` and the decoder's parameters, by differentiating through the steps taken, if ``z`` or
-    ``v`` requires a gradient.
+    Differentiable in ``z``, ``v`` and the decoder's parameters, through the steps taken, if ``z`` or ``v`` asks for it.
 
     Args:
         metric: what measures the speed.
@@ -151,9 +147,8 @@ def expmap(
         v: velocities, of shape ``(*batch, d)``; the two batches are broadcast.
         t: time, of either sign.
         rtol: bound on the local error of every component of position and velocity, relative to its size. By default
-            1e-6 (1e-4 in single precision), which is what paths ask for, and 1e-3 from where the decoder turns out to
-            have kinks; a value that is given is kept, down to what rounding allows. Use 1e-10 for ten digits, at three
-            times the cost.
+            1e-6 (1e-4 in single precision), and 1e-3 from where the decoder turns out to have kinks; a value that is
+            given is kept, down to what rounding allows. Use 1e-10 for ten digits, at three times the cost.
         atol: absolute bound, added to the relative one; by default the same.
         max_steps: attempted steps after which a geodesic counts as stiff.
         alpha: which connection of an exponential family to follow (Amari and Nagaoka 2000): 0 for Levi-Civita's, whose

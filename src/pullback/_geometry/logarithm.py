@@ -107,7 +107,7 @@ def logmap(
     r"""The logarithm :math:`\mathrm{Log}_a(b)`: the velocity at ``a`` of the shortest path found to ``b``.
 
     Inverse to `pullback.expmap` up to the cut locus. A constant: it carries no gradient. Arguments as in
-    `pullback.distance`; `rtol` is the relative error of the velocity, and 1e-10 in reach where the decoder is smooth.
+    `pullback.geodesic`; `rtol` is the relative error of the velocity, and 1e-10 in reach where the decoder is smooth.
 
     Raises:
         ConvergenceError: if a velocity is not known to `rtol`. Its `result` is the `pullback.results.Logarithm`.
@@ -136,8 +136,7 @@ def logarithm(
     r"""Logarithms with a message for each pair: failures are reported, not raised. Arguments as in `logmap`.
 
     With ``check=True`` each velocity is tried out by the exponential map, and the path refined further where that
-    misses ``b``. See Marsden and West 2001, *Discrete mechanics and variational integrators*, section 1, for the
-    momenta of discrete paths.
+    misses ``b``. See Marsden and West 2001, *Discrete mechanics and variational integrators*, section 1, for momenta.
 
     >>> import torch, pullback as pb
     >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
