@@ -228,7 +228,7 @@ def test_gradients_that_do_not_settle_are_refused():
     """Where the way leads along a kink, the gradient jumps with the number of segments."""
     energy = torch.ones(2, dtype=DOUBLE, requires_grad=True)
     doubt = torch.tensor([0.0, 0.5], dtype=DOUBLE)
-    known = _distance._Once.apply(energy, doubt)
+    known = _distance.differentiable_once(energy, doubt)
     assert torch.autograd.grad(known[0], energy, retain_graph=True)[0].tolist() == [1.0, 0.0]
     with pytest.raises(pb.ConvergenceError, match="kinks"):
         torch.autograd.grad(known.sum(), energy)

@@ -13,7 +13,7 @@ from torch.distributions import Bernoulli
 import pullback as pb
 from helpers import Embedded, Hidden, christoffel_acceleration, wiggle
 from problems import PROBLEMS
-from pullback._geometry.transport import _product, _steps
+from pullback._geometry.transport import _by_collocation
 from pullback._metrics.connection import connection
 
 DOUBLE = torch.float64
@@ -173,12 +173,16 @@ def test_decoder_keeps_lengths():
     torch.testing.assert_close(metric.norm(b, found), metric.norm(a, v), rtol=1e-8, atol=0)
 
 
+def by_collocation(metric, curve, num_segments):
+    index = torch.arange(curve.begin.shape[:-1].numel())
+    return _by_collocation(metric, curve, index, num_segments, torch.zeros(2, 2), alpha=0.0)[0]
+
+
 def test_order_six():
     """Twice the steps, a sixty-fourth of the error."""
     curve = Circle(torch.zeros(2, dtype=DOUBLE), torch.tensor([0.7], dtype=DOUBLE))
-    index = torch.zeros(1, dtype=torch.long)
     exact = turned(torch.eye(2, dtype=DOUBLE), torch.tensor(4 * math.pi * 0.49 / 1.49, dtype=DOUBLE)).mT
-    errors = [(_product(_steps(SPHERE.metric, curve, index, n, 0.0)) - exact).abs().max() for n in (8, 16, 32)]
+    errors = [(by_collocation(SPHERE.metric, curve, n) - exact).abs().max() for n in (8, 16, 32)]
     assert errors[0] / errors[1] > 45
     assert errors[1] / errors[2] > 45
 
@@ -187,7 +191,7 @@ def test_projection_and_collocation_meet():
     """Two routes: from Jacobians at nodes, and from the connection; at the accuracy of each level."""
     a, b = NORMAL.points(2), NORMAL.points(2)
     curve, v = wiggle(a, b), torch.randn(2, 2, dtype=DOUBLE)
-    by_connection = (_product(_steps(NORMAL.metric, curve, torch.arange(2), 64, 0.0)) @ v[..., None])[..., 0]
+    by_connection = (by_collocation(NORMAL.metric, curve, 64) @ v[..., None])[..., 0]
     for rtol in (1e-4, 1e-7, 1e-10):
         found = pb.parallel_transport(NORMAL.metric, curve, v, rtol=rtol)
         torch.testing.assert_close(found, by_connection, rtol=0, atol=10 * rtol)

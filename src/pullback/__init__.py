@@ -34,7 +34,6 @@ from pullback._families.rules import rao_distance as rao_distance
 from pullback._families.score import score_information as score_information
 from pullback._families.zero_inflated import ZeroInflated as ZeroInflated
 from pullback._geometry.certificate import certify as certify
-from pullback._geometry.contributions import contributions as contributions
 from pullback._geometry.curvature import gaussian_curvature as gaussian_curvature
 from pullback._geometry.curvature import scalar_curvature as scalar_curvature
 from pullback._geometry.curvature import sectional_curvature as sectional_curvature
@@ -47,7 +46,8 @@ from pullback._geometry.logarithm import logarithm as logarithm
 from pullback._geometry.logarithm import logmap as logmap
 from pullback._geometry.pairwise.matrix import pairwise_distances as pairwise_distances
 from pullback._geometry.pairwise.neighbors import neighbors as neighbors
-from pullback._geometry.projection import project as project
+from pullback._geometry.path_questions import contributions as contributions
+from pullback._geometry.path_questions import project as project
 from pullback._geometry.transport import parallel_transport as parallel_transport
 from pullback._geometry.uncertainty_report import uncertainty_report as uncertainty_report
 from pullback._metrics.base import Metric as Metric

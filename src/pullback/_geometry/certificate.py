@@ -11,6 +11,7 @@ factorization proves. In the limit of many segments that is Jacobi's condition: 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -29,12 +30,10 @@ from pullback._progress import progress
 from pullback._solvers.chords import ChordEnergy
 from pullback._typing import Bool, Float
 
-# Segments, at least.
-_MEASURED_ON = 1024
+# Segments on which lengths are measured, at least, and nodes of the paths handled at once.
+_MEASURED_ON, _MAX_NODES = 1024, 2**14
 # Of a Hessian's diagonal: what positive definiteness must have to spare, to be more than rounding.
 _MARGIN = 1e-9
-# Of paths handled at once.
-_MAX_NODES = 2**14
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +43,7 @@ class Certificate:
     Attributes:
         lower: distance of the decoded end points on the whole family, where that has a closed form; otherwise the angle
             between their square roots, or the straight line in the metric's Euclidean embedding; 0 where none is known.
-            A closed form for a known parameter (see `pullback.rao_distance`) counts only if that parameter is not
-            computed from the code.
+            A closed form for a known parameter counts only if that parameter is not computed from the code.
         upper: length of the path, with the error of its measurement added; infinite where there is no path.
         error: the solver's estimate of the relative error of the path's length as a distance in its valley.
         strict: whether the path is a strict local minimum of the discrete energy. False where the decoder ignores a
@@ -101,18 +99,18 @@ def certify(metric: Metric, geodesic: Geodesic) -> Certificate:
     curves, batch = geodesic.curve.flatten(), geodesic.length.shape
     paths, levels = curves.points.detach(), geodesic.num_segments.reshape(-1)
     lower, upper = torch.zeros_like(paths[:, 0, 0]), torch.full_like(paths[:, 0, 0], torch.inf)
-    strict = torch.zeros_like(levels, dtype=torch.bool)
-    known = torch.isfinite(geodesic.energy.reshape(-1)).nonzero()[:, 0]
+    strict, known = torch.zeros_like(levels, dtype=torch.bool), torch.isfinite(geodesic.energy.reshape(-1))
     size = max(1, _MAX_NODES // max(paths.shape[1], _MEASURED_ON))
-    num = 4 * curves.num_pieces * -(-_MEASURED_ON // (4 * curves.num_pieces))
+    num = 4 * curves.num_pieces * math.ceil(_MEASURED_ON / (4 * curves.num_pieces))
+    groups = [(T, (known & (levels == T)).nonzero()[:, 0].split(size)) for T in levels[known].unique().tolist()]
     with torch.no_grad(), unvalidated():
-        for index in known.split(size) if len(known) else ():
+        for T, index in ((T, index) for T, chunks in groups for index in chunks):
             lower[index] = lower_bounds(metric, paths[index, 0], paths[index, -1])
             fine, coarse = (length(metric, curves[index], num_segments=m, extrapolate=True) for m in (num, num // 2))
             # Rounded up: chords of a Euclidean embedding are too short, others too long.
             measured = fine + (fine - coarse).abs() + 64 * torch.finfo(fine.dtype).eps * fine
             upper[index] = measured.nan_to_num(torch.inf)
-            strict[index] = _strict(metric, paths[index], levels[index])
+            strict[index] = _strict(metric, paths[index], T)
     return Certificate(lower.reshape(batch), upper.reshape(batch), geodesic.error, strict.reshape(batch))
 
 
@@ -130,18 +128,12 @@ def lower_bounds(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
     return bound * (1 - 64 * torch.finfo(bound.dtype).eps)
 
 
-def _strict(metric: Metric, paths: Tensor, levels: Tensor) -> Tensor:
+def _strict(metric: Metric, paths: Tensor, num_segments: int) -> Tensor:
     """Whether the exact Hessian at the discrete minimum near each path is positive definite."""
-    chords = ChordEnergy.checked(metric, paths)
-    strict = torch.zeros_like(levels, dtype=torch.bool)
+    chords, every = ChordEnergy.checked(metric, paths), torch.ones_like(paths[:, 0, 0], dtype=torch.bool)
     if chords.num_parts == 0:
-        return strict
-    for T in levels.unique().tolist():
-        index = (levels == T).nonzero()[:, 0]
-        nodes = CubicSpline(paths[index]).resample(T + 1)
-        (minimum,) = stationary(chords, nodes, num_levels=1)
-        model = chords.expand(minimum, torch.ones_like(index, dtype=torch.bool))
-        margin = _MARGIN * model.diagonal.diagonal(dim1=-2, dim2=-1)
-        hessian = model.diagonal + model.curvature - torch.diag_embed(margin)
-        strict[index] = solve_tridiagonal(hessian, model.upper, model.gradient)[1]
-    return strict
+        return ~every
+    (minimum,) = stationary(chords, CubicSpline(paths).resample(num_segments + 1), num_levels=1)
+    model = chords.expand(minimum, every)
+    spare = torch.diag_embed(_MARGIN * model.diagonal.diagonal(dim1=-2, dim2=-1))
+    return solve_tridiagonal(model.diagonal + model.curvature - spare, model.upper, model.gradient)[1]

@@ -18,7 +18,6 @@ derivatives of M,
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +49,7 @@ def sectional_curvature(metric: Metric, z: Codes, u: Codes, v: Codes) -> Float[T
     >>> pb.sectional_curvature(metric, [0.0, 2.0], [1.0, 0.0], [0.0, 1.0])
     tensor(-0.5000)
     """
-    z, u, v = _contiguous(metric, z, u, v)
+    z, u, v = broadcast(*codes_for(metric, z, u, v))
     with torch.no_grad(), unvalidated():
         return _sectional(metric, z, u, v)
 
@@ -87,7 +86,7 @@ def scalar_curvature(metric: Metric, z: Codes) -> Float[Tensor, "*batch"]:
     >>> pb.scalar_curvature(metric, [0.0, 2.0])
     tensor(-1.)
     """
-    (z,) = _contiguous(metric, z)
+    (z,) = codes_for(metric, z)
     with torch.no_grad(), unvalidated():
         factor, info = torch.linalg.cholesky_ex(metric.tensor(z))
         eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand_as(factor)
@@ -98,12 +97,9 @@ def scalar_curvature(metric: Metric, z: Codes) -> Float[Tensor, "*batch"]:
         return sum((2 * _sectional(metric, z, u, v) for u, v in planes), start=torch.zeros_like(z[..., 0]))
 
 
-def _contiguous(metric: Metric, *codes: Any) -> tuple[Tensor, ...]:
-    return tuple(z.contiguous() for z in broadcast(*codes_for(metric, *codes)))
-
-
 def _sectional(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """By the one formula or the other, in units in which ``u`` and ``v`` are orthonormal."""
+    z, u, v = (x.contiguous() for x in (z, u, v))
     u, v = _orthonormalized(metric, z, u, v)
     embedding = Embedding.of(metric, z)
     if embedding is None:
@@ -150,17 +146,13 @@ def _by_derivatives(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
     change = (_inner(tensor, uv, uv) - _inner(tensor, uu, vv))[..., 0]
     with torch.enable_grad():
         s, t = (torch.zeros_like(z[..., :1], requires_grad=True) for _ in range(2))
-        tensor = metric.tensor(z.detach() + s * u + t * v)
+        # the second term makes it a function of both where the metric is constant
+        tensor = metric.tensor(z.detach() + s * u + t * v) + 0 * (s * t)[..., None]
         mixed = _second(_inner(tensor, u, v), s, t)
         straight = _second(_inner(tensor, u, u), t, t) + _second(_inner(tensor, v, v), s, s)
     return change + (mixed - 0.5 * straight)[..., 0]
 
 
 def _second(f: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """The derivative of ``f`` in ``s`` and ``t``, where it has one."""
-    if not f.requires_grad:
-        return torch.zeros_like(f)
-    (slope,) = torch.autograd.grad(f.sum(), s, create_graph=True, materialize_grads=True)
-    if not slope.requires_grad:
-        return torch.zeros_like(f)
+    (slope,) = torch.autograd.grad(f.sum(), s, create_graph=True)
     return torch.autograd.grad(slope.sum(), t, retain_graph=True, materialize_grads=True)[0]

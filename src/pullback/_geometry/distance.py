@@ -13,15 +13,13 @@ and 4T segments, and the energies with their exact derivatives are extrapolated 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pullback._curves.steps import MAX_DECODED, safe_sqrt
 from pullback._decoders.contract import unvalidated
-from pullback._geometry.geodesic import Geodesic, Starts, geodesic
+from pullback._geometry.geodesic import Geodesic, Starts, check_converged, geodesic
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import filtered_inverse
 from pullback._numerics.spline import refine
@@ -48,25 +46,15 @@ def distance(
 
     Differentiable once in ``a``, ``b`` and the decoder's parameters, by the envelope theorem. Equal codes have distance
     0 and gradient 0 (a distance has a kink there; `squared_distance` is smooth). Inside ``torch.no_grad()`` the cost is
-    that of `pullback.geodesic`; with gradients it is a few times that.
-
-    Args:
-        metric: the geometry.
-        a: codes, any shape ``(*batch, d)`` that broadcasts with ``b``.
-        b: codes.
-        solver: as in `pullback.geodesic`.
-        init: as in `pullback.geodesic`.
+    that of `pullback.geodesic`, with gradients a few times that. Arguments as there.
 
     Raises:
-        ConvergenceError: if a path did not converge. Its `result` is the `pullback.results.Geodesic`, with a status for
-            each pair.
+        ConvergenceError: if a path did not converge. Its `result` is the `pullback.results.Geodesic` of all pairs.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z[..., 0], z[..., 1]))
-        >>> pb.distance(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0])).round(decimals=3)  # √2 log 2
-        tensor(0.9800)
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> pb.distance(metric, [0.0, 1.0], [0.0, 2.0]).round(decimals=3)  # √2 log 2
+    tensor(0.9800)
     """
     return safe_sqrt(squared_distance(metric, a, b, solver=solver, init=init))
 
@@ -77,37 +65,24 @@ def squared_distance(
 ) -> Float[Tensor, "*batch"]:
     r"""The squared distance :math:`d^2(a, b)`: the energy of the shortest path found; smooth also at equal codes.
 
-    Its gradient in ``a`` is :math:`-2 M(a) \operatorname{Log}_a(b)`. Arguments, derivatives and errors as for
-    `distance`.
+    Its gradient in ``a`` is :math:`-2 M(a) \operatorname{Log}_a(b)`. Derivatives and errors as for `distance`.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> a = torch.tensor([3.0, 4.0], requires_grad=True)
-        >>> pb.squared_distance(pb.FisherRaoMetric(lambda z: Normal(z, 1.0)), a, torch.zeros(2)).backward()
-        >>> a.grad.round(decimals=3)
-        tensor([6., 8.])
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> a = torch.tensor([3.0, 4.0], requires_grad=True)
+    >>> pb.squared_distance(metric, a, torch.zeros(2)).backward()
+    >>> a.grad.round(decimals=3)
+    tensor([6., 8.])
     """
     a, b = codes_for(metric, a, b)
     path = geodesic(metric, a, b, solver=solver, init=init)
-    failed = (~path.converged).nonzero()
-    if len(failed):
-        pairs = [str(tuple(index) if len(index) != 1 else index[0]) for index in failed[:5].tolist()]
-        more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
-        raise ConvergenceError(
-            f"{len(failed)} of {path.converged.numel()} paths failed: pairs {', '.join(pairs)}{more}. The first: "
-            f"{path.messages[tuple(failed[0].tolist())]}. The error's `result` is the Geodesic, with a status for each "
-            "pair.",
-            path,
-        )
-    asked = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    if torch.is_grad_enabled() and not asked:
-        # something the decoder is made of may have a gradient
-        with unvalidated():
-            asked = metric.ds2(*(z.reshape(-1, z.shape[-1])[:1] for z in (a, b))).requires_grad
-    if not asked:
+    check_converged(path, "paths", "The error's `result` is the Geodesic, with a status for each pair.")
+    with unvalidated():
+        # the codes may have a gradient, or something the decoder is made of
+        first = metric.ds2(*(z.reshape(-1, z.shape[-1])[:1] for z in (a, b)))
+    if not first.requires_grad:
         return path.length**2
-    return _Once.apply(*energies_and_doubts(metric, path, a, b))  # pyright: ignore[reportReturnType]
+    return differentiable_once(*energies_and_doubts(metric, path, a, b))
 
 
 def energies_and_doubts(metric: Metric, path: Geodesic, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,11 +92,10 @@ def energies_and_doubts(metric: Metric, path: Geodesic, a: Tensor, b: Tensor) ->
     # curves grouped by the number of segments that resolves them
     levels = path.num_segments.flatten().clamp(_MIN_SEGMENTS, _MAX_SEGMENTS)
     rows = [(T, (levels == T).nonzero()[:, 0]) for T in levels.unique().tolist()]
-    energies, doubts = zip(
-        *(_along(metric, path, index, T, start[index], stop[index]) for T, index in rows), strict=True
-    )
+    found = [_along(metric, path, index, T, start[index], stop[index]) for T, index in rows]
     order = torch.cat([index for _, index in rows]).argsort()
-    return torch.cat(energies)[order].reshape(batch), torch.cat(doubts)[order].reshape(batch)
+    energies, doubts = (torch.cat(x)[order].reshape(batch) for x in zip(*found, strict=True))
+    return energies, doubts
 
 
 def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,29 +109,24 @@ def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor,
     # Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is kept as
     # it is, and its length differentiated, which unlike its energy does not ask for constant speed.
     agree = (value - found).abs() <= AGREEMENT * found
-    doubt = _doubt(chords, solved, fixed, agree)
-    rows, parts = [agree.nonzero()[:, 0], (~agree).nonzero()[:, 0]], []
-    if len(rows[0]):
-        ds2 = (_differentiable_chords(chords, nodes, rows[0], start, stop) for nodes in solved)
-        parts.append(romberg(*(x.shape[1] * x.sum(-1) for x in ds2))[0])
-    if len(rows[1]):
-        square = safe_sqrt(_differentiable_chords(chords, fixed, rows[1], start, stop)).sum(-1) ** 2
-        parts.append(square + (found[rows[1]] - square.detach()))
-    return torch.cat(parts)[torch.cat(rows).argsort()], doubt
+    strides = (4, 2, 1)
+    paths = [torch.where(agree[:, None, None], x, fixed[:, ::k]) for x, k in zip(solved, strides, strict=True)]
+    ds2 = [_differentiable_chords(chords, nodes, start, stop) for nodes in paths]
+    energy = romberg(*(x.shape[1] * x.sum(-1) for x in ds2))[0]
+    square = safe_sqrt(ds2[-1]).sum(-1) ** 2
+    return torch.where(agree, energy, square + (found - square.detach())), _doubt(chords, paths)
 
 
-def _doubt(chords: ChordEnergy, solved: list[Tensor], fixed: Tensor, agree: Tensor) -> Tensor:
+def _doubt(chords: ChordEnergy, paths: list[Tensor]) -> Tensor:
     """How far the gradients in the end points by T and 2T segments are from those by 2T and 4T, over their size."""
     # At the kinks of a rectified decoder, and at sharp walls, they do not settle; nor have they the length that the
     # gradient of a squared distance has, twice the distance.
-    strides = (4, 2, 1)
-    paths = [torch.where(agree[:, None, None], x, fixed[:, ::k]) for x, k in zip(solved, strides, strict=True)]
     coarse, middle, fine = (_end_slopes(chords, nodes) for nodes in paths)
     first, second = (4 * middle - coarse) / 3, (4 * fine - middle) / 3
     size = second.flatten(1).norm(dim=1).clamp_min(torch.finfo(fine.dtype).tiny)
     change = (second - first).flatten(1).norm(dim=1) / size
     with torch.no_grad(), unvalidated():
-        inverse = filtered_inverse(chords.metric.tensor(fixed[:, [0, -1]]))
+        inverse = filtered_inverse(chords.metric.tensor(paths[-1][:, [0, -1]]))
         norm = (second[..., None, :] @ inverse @ second[..., None])[..., 0, 0].clamp_min(0).sqrt()
         length = safe_sqrt(chords.energy(paths[-1]))[:, None]
     ratio = torch.where(length > 0, norm / (2 * length), 1.0)
@@ -186,8 +155,8 @@ def stationary(chords: ChordEnergy, nodes: Tensor, *, num_levels: int) -> list[T
     return found
 
 
-def _differentiable_chords(chords: ChordEnergy, nodes: Tensor, rows: Tensor, start: Tensor, stop: Tensor) -> Tensor:
-    """``ds2`` along some of the curves as functions of end points and decoder, inner nodes fixed."""
+def _differentiable_chords(chords: ChordEnergy, nodes: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+    """``ds2`` along curves as functions of end points and decoder, inner nodes fixed."""
 
     def ds2(inner: Tensor, start: Tensor, stop: Tensor) -> Tensor:
         with unvalidated():
@@ -195,28 +164,23 @@ def _differentiable_chords(chords: ChordEnergy, nodes: Tensor, rows: Tensor, sta
 
     # Decoded again on the way back, chunk by chunk, so that memory does not grow with the batch.
     size = max(1, MAX_DECODED // nodes.shape[1])
-    chunks = list(zip(*(x[rows].split(size) for x in (nodes[:, 1:-1], start, stop)), strict=True))
+    chunks = list(zip(*(x.split(size) for x in (nodes[:, 1:-1], start, stop)), strict=True))
     if len(chunks) == 1:
         return ds2(*chunks[0])
     return torch.cat([checkpoint(ds2, *chunk, use_reentrant=False) for chunk in chunks])
 
 
-class _Once(torch.autograd.Function):
-    """The identity, differentiable once, and only where the gradient is known.
+def differentiable_once(energy: Tensor, doubt: Tensor) -> Tensor:
+    """The same energies, to be differentiated once, and only where the gradient has settled; others would be wrong."""
 
-    With the path fixed, second derivatives would be silently wrong. So would be first ones of paths whose ends still
-    turn with the number of segments.
-    """
+    def refuse(_: Tensor) -> None:
+        raise RuntimeError(
+            "A distance has first derivatives only: second ones need the derivative of the path itself. Differentiate "
+            "pullback.energy(metric, curve) for a fixed curve, or take differences of gradients."
+        )
 
-    @staticmethod
-    def forward(ctx: Any, energy: Tensor, doubt: Tensor) -> Tensor:
-        ctx.save_for_backward(energy, doubt)
-        return energy.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        energy, doubt = ctx.saved_tensors
-        unknown = (doubt > _GRADIENT_RTOL) & (grads[0] != 0)
+    def check(grad: Tensor) -> Tensor:
+        unknown = (doubt > _GRADIENT_RTOL) & (grad != 0)
         if unknown.any():
             raise ConvergenceError(
                 f"{int(unknown.sum())} of {unknown.numel()} distances have no gradient that can be trusted: it still "
@@ -224,21 +188,12 @@ class _Once(torch.autograd.Function):
                 "(rectified units) or sharp walls where the paths begin or end. Use smooth units (SiLU, softplus, "
                 "tanh), or call distance() inside torch.no_grad() for the values alone."
             )
-        if not torch.is_grad_enabled():
-            return grads[0], None
-        return _Refuse.apply(grads[0], energy), None
+        if torch.is_grad_enabled():
+            # what differentiates the gradient once more comes by here
+            grad = grad + 0 * energy
+            grad.register_hook(refuse)
+        return grad
 
-
-class _Refuse(torch.autograd.Function):
-    """Passes a gradient on and refuses to differentiate it again."""
-
-    @staticmethod
-    def forward(ctx: Any, grad: Tensor, energy: Tensor) -> Tensor:
-        return grad.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError(
-            "A distance has first derivatives only: second ones need the derivative of the path itself. Differentiate "
-            "pullback.energy(metric, curve) for a fixed curve, or take differences of gradients."
-        )
+    result = energy.clone()
+    result.register_hook(check)
+    return result

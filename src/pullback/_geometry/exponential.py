@@ -2,8 +2,7 @@ r"""The exponential map: geodesics from a point and a velocity.
 
 :math:`\mathrm{Exp}_z(v)` is where the geodesic that leaves ``z`` with velocity ``v`` arrives after unit time. The
 geodesic equation :math:`\ddot z = -\Gamma(z)[\dot z, \dot z]` is integrated with error control for each trajectory by
-itself: near the edge of the data decoders bend sharply, and one such trajectory must neither slow down nor spoil the
-others of its batch.
+itself: one that is bent sharply, at the edge of the data, must neither slow down nor spoil the others of its batch.
 """
 
 from __future__ import annotations
@@ -16,30 +15,24 @@ from torch import Tensor
 
 from pullback._curves.curve import Curve, Parameters, parameters
 from pullback._decoders.contract import unvalidated
+from pullback._geometry.geodesic import sentences
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._metrics.connection import differentiable, geodesic_field
-from pullback._numerics.ode import DenseOutput, Flow, Outcome, integrate
+from pullback._numerics.ode import DenseOutput, integrate
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Status
 from pullback._typing import Bool, Codes, Float, Int
 
-# Local error by default: what paths ask for. Ends are then good to about five digits, at a third of the evaluations of
-# 1e-10.
-_RTOL = {torch.float64: 1e-6, torch.float32: 1e-4}
-# From where the decoder has kinks, more has no meaning.
-_KINKED_RTOL = 1e-3
+# Local error by default, with which ends are good to about five digits; from where the decoder has kinks, more than the
+# second has no meaning.
+_RTOL, _KINKED_RTOL = {torch.float64: 1e-6, torch.float32: 1e-4}, 1e-3
 # What rounding leaves: no tolerance below this many units of the machine is asked for.
 _ROUNDING = 256
-# A geodesic whose speed changes by more does not solve the geodesic equation; smooth decoders keep it to 1e-4 by
-# default.
+# A geodesic whose speed changes by more does not solve the geodesic equation; smooth decoders keep it to 1e-4.
 _MAX_DRIFT = 1e-2
-_STATUS = {
-    Outcome.FINISHED: Status.CONVERGED,
-    Outcome.TOO_MANY_STEPS: Status.MAX_STEPS,
-    Outcome.STEP_TOO_SMALL: Status.STALLED,
-    Outcome.NOT_FINITE: Status.NOT_FINITE,
-}
+# For each `Outcome` of an integration, in their order.
+_STATUS = [Status.CONVERGED, Status.MAX_STEPS, Status.STALLED, Status.NOT_FINITE]
 _SENTENCES = {
     Status.CONVERGED: "The geodesic reached its end.",
     Status.UNRESOLVED: (
@@ -69,26 +62,22 @@ _ROUGH = (
 class Trajectory(Curve):
     r"""Geodesics from given points with given velocities, as curves over t in [0, 1] with a status each.
 
-    Where a geodesic failed, its points and velocities are NaN past the time `reached`, and its `end` is where it
-    stopped.
+    Where one failed, its points and velocities are NaN past the time `reached`, and its `end` is where it stopped.
 
     Attributes:
         states: position and velocity at both ends, of shape ``(*batch, 2, 2, d)``.
         reached: the time up to which each geodesic is known; 1 if it arrived.
         status: how each geodesic ended, as integers of `pullback.results.Status`; see `messages` for sentences.
-        rtol: the tolerance each was followed with: the one asked for, or 1e-3 where the decoder turned out to have
-            kinks.
+        rtol: the tolerance each was followed with: the one asked for, or 1e-3 where the decoder has kinks.
         speed_drift: the relative change of the speed :math:`\sqrt{\dot z^\top M \dot z}` between both ends. The speed
             is constant along an exact geodesic (of Levi-Civita's connection), so this checks the integration.
         num_steps, num_evaluations: accepted steps of each geodesic, and evaluations of the geodesic equation.
         dense: the states between the steps; None in the result of a `ConvergenceError` raised by `expmap`.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
-        >>> flow = pb.exponential(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
-        >>> flow.messages.item()
-        'The geodesic reached its end.'
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> pb.exponential(metric, [0.0, 1.0], [0.0, 1.0]).messages.item()
+    'The geodesic reached its end.'
     """
 
     states: Float[Tensor, "*batch 2 2 d"]
@@ -116,17 +105,13 @@ class Trajectory(Curve):
     @property
     def messages(self) -> np.ndarray:
         """One sentence per geodesic, as an array of strings of shape ``(*batch,)``."""
-        rough = (self.converged & (self.rtol >= _KINKED_RTOL)).flatten().tolist()
-        found = zip(self.status.flatten().tolist(), rough, strict=True)
-        sentences = [_ROUGH if is_rough else _SENTENCES[Status(code)] for code, is_rough in found]
-        return np.array(sentences, dtype=object).reshape(tuple(self.status.shape))
+        rough = self.converged & (self.rtol >= _KINKED_RTOL)
+        return sentences(lambda code, rough: _ROUGH if rough else _SENTENCES[code], self.status, rough)
 
     def __call__(self, t: Parameters) -> Tensor:
-        """Points at parameters ``t``: ``(m,)`` for all curves, or ``(*batch, m)``; a number for one point."""
         return self._at(t).chunk(2, -1)[0]
 
     def velocity(self, t: Parameters) -> Tensor:
-        """The derivative in t at the parameters ``t``."""
         return self._at(t).chunk(2, -1)[1]
 
     def _at(self, t: Parameters) -> Tensor:
@@ -154,8 +139,7 @@ def expmap(
 ) -> Float[Tensor, "*batch d"]:
     r"""The exponential map :math:`\mathrm{Exp}_z(t v)`: where the geodesic from ``z`` along ``v`` is at time ``t``.
 
-    Differentiable in ``z``, ``v`` and the decoder's parameters, by differentiating through the steps taken, if ``z`` or
-    ``v`` requires a gradient.
+    Differentiable in ``z``, ``v`` and the decoder's parameters, through the steps taken, if ``z`` or ``v`` asks for it.
 
     Args:
         metric: what measures the speed.
@@ -163,9 +147,8 @@ def expmap(
         v: velocities, of shape ``(*batch, d)``; the two batches are broadcast.
         t: time, of either sign.
         rtol: bound on the local error of every component of position and velocity, relative to its size. By default
-            1e-6 (1e-4 in single precision), which is what paths ask for, and 1e-3 from where the decoder turns out to
-            have kinks; a value that is given is kept, down to what rounding allows. Use 1e-10 for ten digits, at three
-            times the cost.
+            1e-6 (1e-4 in single precision), and 1e-3 from where the decoder turns out to have kinks; a value that is
+            given is kept, down to what rounding allows. Use 1e-10 for ten digits, at three times the cost.
         atol: absolute bound, added to the relative one; by default the same.
         max_steps: attempted steps after which a geodesic counts as stiff.
         alpha: which connection of an exponential family to follow (Amari and Nagaoka 2000): 0 for Levi-Civita's, whose
@@ -176,17 +159,14 @@ def expmap(
     Raises:
         ConvergenceError: if a geodesic does not arrive. `pullback.exponential` returns a status for each instead.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
-        >>> pb.expmap(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
-        tensor([0.0000, 2.7183])
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> pb.expmap(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
+    tensor([0.0000, 2.7183])
     """
     if np.ndim(t) or not np.isfinite(t):
         raise ValueError(f"t is one finite number; got {t}. For many times use pullback.exponential(metric, z, v)(t).")
-    z, v = broadcast(*codes_for(metric, z, v))
-    v = t * v
-    found = _trajectory(metric, z, v, _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=False), alpha)
+    found = follow(metric, z, v, t, rtol=rtol, atol=atol, max_steps=max_steps, alpha=alpha)
     failed = ~found.converged.flatten()
     if failed.any():
         first = int(failed.nonzero()[0])
@@ -219,51 +199,44 @@ def exponential(
     >>> pb.exponential(metric, [0.0, 1.0], [0.0, 1.0])(0.5)
     tensor([0.0000, 1.6487])
     """
-    z, v = broadcast(*codes_for(metric, z, v))
-    return _trajectory(metric, z, v, _integrate(metric, z, v, rtol, atol, max_steps, alpha, dense=True), alpha)
+    return follow(metric, z, v, rtol=rtol, atol=atol, max_steps=max_steps, alpha=alpha, dense=True)
 
 
-def _trajectory(metric: Metric, z: Tensor, v: Tensor, flow: Flow, alpha: float) -> Trajectory:
-    batch, start = z.shape[:-1], torch.stack([z, v], -2)
-    states = torch.stack([start, flow.y.reshape(start.shape)], -3)
-    status = torch.tensor([_STATUS[value] for value in Outcome], device=z.device)[flow.outcome]
-    drift = torch.full_like(flow.t, torch.nan)
-    # other connections do not keep the speed, and need no information matrix
-    moved = (flow.t > 0) & (alpha == 0)
-    if moved.any():
-        with torch.no_grad():
-            ends = states.detach().reshape(-1, *states.shape[-3:])[moved]
-            speed = metric.norm(ends[:, :, 0], ends[:, :, 1])
-        drift[moved] = torch.where(speed[:, 0] == speed[:, 1], 0, (speed[:, 1] / speed[:, 0] - 1).abs())
-        status = torch.where((status == Status.CONVERGED) & (drift > _MAX_DRIFT), Status.UNRESOLVED, status)
-    facts = (flow.t, status, flow.rtol, drift, flow.num_steps, flow.num_evaluations)
-    return Trajectory(states, *(fact.reshape(batch) for fact in facts), dense=flow.dense)
-
-
-def arrivals(
-    metric: Metric, z: Float[Tensor, "n d"], v: Float[Tensor, "n d"], *, rtol: float, max_steps: int
-) -> tuple[Float[Tensor, "n d"], Bool[Tensor, " n"]]:
-    """Where geodesics arrive, and whether they do: `exponential` without the way there."""
-    flow = _integrate(metric, z, v, rtol, rtol, max_steps, 0.0, dense=False)
-    return flow.y[:, : z.shape[-1]], flow.outcome == Outcome.FINISHED
-
-
-def _integrate(
+def follow(
     metric: Metric,
-    z: Tensor,
-    v: Tensor,
+    z: Codes,
+    v: Codes,
+    t: float = 1.0,
+    *,
     rtol: float | None,
-    atol: float | None,
+    atol: float | None = None,
     max_steps: int,
-    alpha: float,
-    dense: bool,
-) -> Flow:
+    alpha: float = 0.0,
+    dense: bool = False,
+) -> Trajectory:
+    """The geodesics from ``z`` along ``t v``, of which without `dense` both ends are known."""
     check_options(rtol=rtol, atol=atol, max_steps=max_steps)
+    z, v = broadcast(*codes_for(metric, z, v))
+    v, d = t * v, z.shape[-1]
     kinked = _KINKED_RTOL if rtol is None else None
     least = _ROUNDING * torch.finfo(z.dtype).eps
     rtol = max(_RTOL.get(z.dtype, _KINKED_RTOL) if rtol is None else rtol, least)
     atol = rtol if atol is None else max(atol, least)
     with unvalidated(), torch.inference_mode(False), torch.set_grad_enabled(differentiable(z, v)):
-        state = torch.cat([z, v], -1).reshape(-1, 2 * z.shape[-1])
-        field = geodesic_field(metric, state[:, : z.shape[-1]], alpha=alpha)
-        return integrate(field, state, rtol=rtol, atol=atol, max_steps=max_steps, kinked_rtol=kinked, dense=dense)
+        start = torch.stack([z, v], -2)
+        state = start.reshape(-1, 2 * d)
+        field = geodesic_field(metric, state[:, :d], alpha=alpha)
+        flow = integrate(field, state, rtol=rtol, atol=atol, max_steps=max_steps, kinked_rtol=kinked, dense=dense)
+        states = torch.stack([start, flow.y.reshape(start.shape)], -3)
+    status = torch.tensor(_STATUS, device=z.device)[flow.outcome]
+    drift = torch.full_like(flow.t, torch.nan)
+    # other connections do not keep the speed, and need no information matrix
+    moved = (flow.t > 0) & (alpha == 0)
+    if moved.any():
+        with torch.no_grad():
+            ends = states.detach().reshape(-1, 2, 2, d)[moved]
+            speed = metric.norm(ends[:, :, 0], ends[:, :, 1])
+        drift[moved] = torch.where(speed[:, 0] == speed[:, 1], 0, (speed[:, 1] / speed[:, 0] - 1).abs())
+        status = torch.where((status == Status.CONVERGED) & (drift > _MAX_DRIFT), Status.UNRESOLVED, status)
+    facts = (flow.t, status, flow.rtol, drift, flow.num_steps, flow.num_evaluations)
+    return Trajectory(states, *(fact.reshape(z.shape[:-1]) for fact in facts), dense=flow.dense)

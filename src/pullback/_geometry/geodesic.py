@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,8 @@ from pullback._curves.steps import squared_steps
 from pullback._decoders.contract import as_codes, unvalidated
 from pullback._decoders.support import Support
 from pullback._metrics.base import Metric, broadcast, codes_for
-from pullback._numerics.spline import refine
 from pullback._progress import progress
-from pullback._solvers.base import Solution, Solver, Status, converged
+from pullback._solvers.base import ConvergenceError, Solution, Solver, Status, converged
 from pullback._solvers.chords import lerp_nodes
 from pullback._solvers.gauss_newton import GaussNewton
 from pullback._starts.graph import Graph
@@ -76,11 +75,9 @@ class Geodesic(Curve):
         return self.curve.num_pieces
 
     def __call__(self, t: Parameters) -> Tensor:
-        """Points of the paths, as ``path.curve(t)``."""
         return self.curve(t)
 
     def velocity(self, t: Parameters) -> Tensor:
-        """Velocities along the paths, as ``path.curve.velocity(t)``."""
         return self.curve.velocity(t)
 
     @property
@@ -92,15 +89,18 @@ class Geodesic(Curve):
     def messages(self) -> np.ndarray:
         """One sentence per curve, as an array of strings of shape ``(*batch,)``."""
         away = torch.zeros_like(self.converged) if self.leaves_support is None else self.leaves_support
-        pairs = zip(self.status.flatten().tolist(), away.flatten().tolist(), strict=True)
         void = "; the path leaves the support of the data, where the decoder is a guess"
-        sentences = [f"{Status(code)}{void if leaves else ''}" for code, leaves in pairs]
-        return np.array(sentences, dtype=object).reshape(tuple(self.status.shape))
+        return sentences(lambda code, leaves: f"{Status(code)}{void if leaves else ''}", self.status, away)
 
     def __repr__(self) -> str:
         done, away = int(self.converged.sum()), self.leaves_support
         void = "" if away is None else f", {int(away.sum())} leave the support"
         return f"Geodesic({done} of {self.status.numel()} converged{void}; {self.num_calls} decoder calls)"
+
+
+def sentences(sentence: Callable[..., str], *facts: Tensor | np.ndarray) -> np.ndarray:
+    """One sentence for each entry of a batch, from what is known of it."""
+    return np.vectorize(sentence, otypes=[object])(*(x.cpu() if isinstance(x, Tensor) else x for x in facts))
 
 
 @progress("geodesics")
@@ -153,11 +153,21 @@ def geodesic(
     leaves = None if support is None else (~support.contains(best.nodes)).any(-1).reshape(batch)
     straight = None if best.straight is None else best.straight.reshape(batch)
     curve = PiecewiseCubic.mixed(best.nodes.reshape(*batch, *best.nodes.shape[1:]), straight)
-    names = ("energy", "length", "error", "status", "strict", "num_steps", "num_segments")
-    values: dict[str, Any] = {name: getattr(best, name).reshape(batch) for name in names}
-    return Geodesic(
-        curve=curve, leaves_support=leaves, num_calls=best.num_calls, num_decoded=best.num_decoded, **values
-    )
+    facts = {name: x for name, x in vars(best).items() if name not in ("nodes", "straight")}
+    values: dict[str, Any] = {name: x if isinstance(x, int) else x.reshape(batch) for name, x in facts.items()}
+    return Geodesic(curve=curve, leaves_support=leaves, **values)
+
+
+def check_converged(found: Any, what: str, hint: str) -> None:
+    """Raises unless all results of a batch have converged: says which have not, and why the first has not."""
+    failed = (~found.converged).nonzero().tolist()
+    if failed:
+        pairs = [str(tuple(index) if len(index) != 1 else index[0]) for index in failed[:5]]
+        more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+        numbers, reason = f"{len(failed)} of {found.converged.numel()}", found.messages[tuple(failed[0])]
+        raise ConvergenceError(
+            f"{numbers} {what} failed: pairs {', '.join(pairs)}{more}. The first: {reason}. {hint}", found
+        )
 
 
 def solver_or_default(solver: Solver | None) -> Solver:
@@ -174,21 +184,17 @@ def _start_nodes(metric: Metric, a: Tensor, b: Tensor, init: Start) -> Tensor:
     if isinstance(init, Graph):
         # the graph's path or the straight line, whichever has less energy
         nodes = init.paths(a, b, _START_POINTS)
-        w = torch.linspace(0, 1, nodes.shape[1], dtype=nodes.dtype, device=nodes.device)[:, None]
-        line = torch.lerp(nodes[:, :1], nodes[:, -1:], w)
+        line = lerp_nodes(nodes[:, [0, -1]], nodes.shape[1] - 1)
         with torch.no_grad(), unvalidated():
             bent, straight = (squared_steps(metric, path)[0].sum(-1) for path in (nodes, line))
         return torch.where(((straight < bent) | ~bent.isfinite())[:, None, None], line, nodes)
     if not isinstance(init, Curve | Tensor | np.ndarray | list | tuple):
-        raise TypeError(
-            "init is None, a fitted pullback.Lattice or CodeGraph, a curve, its points (*batch, n, d), or a list of "
-            f"such starts; got {init!r}."
-        )
+        kinds = "None, a fitted pullback.Lattice or CodeGraph, a curve, its points (*batch, n, d), or a list of such"
+        raise TypeError(f"init is {kinds} starts; got {init!r}.")
     points = init.resample(_START_POINTS) if isinstance(init, Curve) else as_codes(init, a)
     if points.ndim < 2 or points.shape[-2] < 2:
-        raise ValueError(
-            f"init is a graph, a curve, or points of shape (*batch, n, d) with n >= 2; got {tuple(points.shape)}."
-        )
+        got = tuple(points.shape)
+        raise ValueError(f"init is a graph, a curve, or points of shape (*batch, n, d) with n >= 2; got {got}.")
     nodes = points.detach().reshape(-1, *points.shape[-2:])
     if nodes.shape[0] not in (1, a.shape[0]) or nodes.shape[-1] != a.shape[-1]:
         raise ValueError(
@@ -206,14 +212,11 @@ def _best(solutions: list[Solution]) -> Solution:
     energy = torch.stack([s.energy.nan_to_num(torch.inf) for s in solutions])
     done = torch.stack([converged(s.status) for s in solutions])
     chosen = torch.where(done | ~done.any(0), energy, torch.inf).argmin(0)
-    finest, refined = max(s.nodes.shape[1] for s in solutions) - 1, []
-    for s in solutions:
-        factor = finest // (s.nodes.shape[1] - 1)
-        straight = torch.zeros_like(s.strict) if s.straight is None else s.straight
-        nodes = torch.where(straight[:, None, None], lerp_nodes(s.nodes, factor), refine(s.nodes, factor))
-        refined.append(replace(s, nodes=nodes, straight=straight))
-    rows, result = torch.arange(len(chosen)), {}
-    for f in fields(Solution):
-        values = [getattr(s, f.name) for s in refined]
-        result[f.name] = sum(values) if isinstance(values[0], int) else torch.stack(values)[chosen, rows]
-    return Solution(**result)
+    finest, rows = max(s.nodes.shape[1] for s in solutions), torch.arange(len(chosen))
+    columns: dict[str, list[Any]] = {name: [getattr(s, name) for s in solutions] for name in vars(solutions[0])}
+    columns["nodes"] = [PiecewiseCubic.mixed(s.nodes, s.straight).resample(finest) for s in solutions]
+    columns["straight"] = [torch.zeros_like(s.strict) if s.straight is None else s.straight for s in solutions]
+    best: dict[str, Any] = {}
+    for name, x in columns.items():
+        best[name] = sum(x) if isinstance(x[0], int) else torch.stack(x)[chosen, rows]
+    return Solution(**best)

@@ -1,8 +1,7 @@
 r"""The logarithm: with which velocity a geodesic must leave ``a`` to be at ``b`` after unit time.
 
-A discrete path knows that better than its first step tells. At the minimum of the discrete energy nothing but the end
-points can change it, so its derivative in ``a`` (the momentum with which the path leaves) is that of the squared
-distance,
+At the minimum of the discrete energy nothing but the end points can change it, so its derivative in ``a`` (the momentum
+with which the path leaves) is that of the squared distance,
 
 .. math:: \mathrm{Log}_a(b) = -\tfrac12\, M(a)^{-1}\, \frac{\partial d^2(a, b)}{\partial a},
           \qquad |\mathrm{Log}_a(b)|_{M(a)} = d(a, b).
@@ -24,29 +23,26 @@ from pullback._curves.curve import CubicSpline
 from pullback._curves.steps import nearly_equal, safe_sqrt
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.distance import AGREEMENT, energies_and_doubts
-from pullback._geometry.exponential import arrivals
-from pullback._geometry.geodesic import Geodesic, Starts, geodesic
+from pullback._geometry.exponential import follow
+from pullback._geometry.geodesic import Geodesic, Starts, check_converged, geodesic, sentences
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import velocity_of
 from pullback._options import check_options
 from pullback._progress import progress
-from pullback._solvers.base import ConvergenceError, Solver
+from pullback._solvers.base import Solver
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import ElementEnergy
 from pullback._solvers.extremals import Extremals, ExtremalSolver
 from pullback._typing import Bool, Codes, Float
 
-# Part of `rtol` that velocities are solved to, and by which they are tried out; estimates of the error are cautious
-# already.
-_MARGIN, _TRIAL = 0.5, 0.1
+# Part of `rtol` that velocities are solved to; estimates of the error are cautious already.
+_MARGIN = 0.5
 # A refinement pays if the error falls by this factor; one that does not pay is tried so often (rectified decoders).
 _WORTHWHILE, _PATIENCE = 4.0, 2
-# Miss of b, as a share of the distance and over `rtol`, from which on a path is refined further; and how often.
-_MISSED, _NUM_RETRIALS = 1.0, 2
+# Part of `rtol` by which velocities are tried out, in how many steps, and how often.
+_TRIAL, _MAX_STEPS, _NUM_TRIALS = 0.1, 1000, 2
 # Change of a gradient of order four, when segments are halved, over its error (Richardson).
 _RICHARDSON = 15.0
-# Steps of the geodesics that try velocities out.
-_MAX_STEPS = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,23 +83,22 @@ class Logarithm:
     @property
     def messages(self) -> np.ndarray:
         """One sentence per pair, as an array of strings of shape ``(*batch,)``."""
-        facts = (self.converged, self.error, self.miss, self.geodesic.converged, self.geodesic.messages)
-        sentences = []
-        for converged, error, miss, solved, sentence in zip(*(f.flatten().tolist() for f in facts), strict=True):
-            if converged:
-                sentence = "converged"
-            elif solved and error <= self.rtol:
-                sentence += (
+
+        def sentence(converged: bool, solved: bool, of_path: str, error: float, miss: float) -> str:
+            if converged or not solved:
+                return "converged" if converged else of_path
+            if error <= self.rtol:
+                return of_path + (
                     f"; but the geodesic with this velocity misses b by {miss:.1g} of the distance, as neighboring "
                     "ones part fast: smooth the decoder's kinks or its extrapolation, or choose nearer codes"
                 )
-            elif solved:
-                sentence += (
-                    f"; but the velocity is known only to about {error:.1g}, as the finest elements do not resolve the "
-                    "geodesic: raise rtol, or smooth the decoder's kinks (SiLU or softplus units) or its extrapolation"
-                )
-            sentences.append(sentence)
-        return np.array(sentences, dtype=object).reshape(tuple(self.error.shape))
+            return of_path + (
+                f"; but the velocity is known only to about {error:.1g}, as the finest elements do not resolve the "
+                "geodesic: raise rtol, or smooth the decoder's kinks (SiLU or softplus units) or its extrapolation"
+            )
+
+        path = self.geodesic
+        return sentences(sentence, self.converged, path.converged, path.messages, self.error, self.miss)
 
 
 def logmap(
@@ -111,36 +106,19 @@ def logmap(
 ) -> Float[Tensor, "*batch d"]:
     r"""The logarithm :math:`\mathrm{Log}_a(b)`: the velocity at ``a`` of the shortest path found to ``b``.
 
-    Inverse to `pullback.expmap` up to the cut locus. A constant: it carries no gradient.
-
-    Args:
-        metric: the geometry.
-        a: codes, any shape ``(*batch, d)`` that broadcasts with ``b``.
-        b: codes.
-        solver: as in `pullback.geodesic`.
-        init: as in `pullback.geodesic`.
-        rtol: relative error of the velocity. 1e-10 is in reach where the decoder is smooth.
+    Inverse to `pullback.expmap` up to the cut locus. A constant: it carries no gradient. Arguments as in
+    `pullback.geodesic`; `rtol` is the relative error of the velocity, and 1e-10 in reach where the decoder is smooth.
 
     Raises:
-        ConvergenceError: if a velocity is not known to `rtol`. Its `result` is the `pullback.results.Logarithm`, with a
-            message for each pair.
+        ConvergenceError: if a velocity is not known to `rtol`. Its `result` is the `pullback.results.Logarithm`.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Poisson
-        >>> metric = pb.FisherRaoMetric(lambda z: Poisson(z.square().sum(-1) / 4))  # the line, by its radius
-        >>> pb.logmap(metric, torch.tensor([1.0]), torch.tensor([3.0])).round(decimals=3)
-        tensor([2.])
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Poisson(z.square().sum(-1) / 4))  # a line
+    >>> pb.logmap(metric, [1.0], [3.0]).round(decimals=3)
+    tensor([2.])
     """
     found = logarithm(metric, a, b, solver=solver, init=init, rtol=rtol)
-    failed = (~found.converged).nonzero()
-    if len(failed):
-        first = tuple(failed[0].tolist())
-        raise ConvergenceError(
-            f"{len(failed)} of {found.converged.numel()} logarithms failed. The first, of pair {first}: "
-            f"{found.messages[first]}. pullback.logarithm returns the others, with a message for each.",
-            found,
-        )
+    check_converged(found, "logarithms", "pullback.logarithm returns the others, with a message for each.")
     return found.velocity
 
 
@@ -158,21 +136,17 @@ def logarithm(
     r"""Logarithms with a message for each pair: failures are reported, not raised. Arguments as in `logmap`.
 
     With ``check=True`` each velocity is tried out by the exponential map, and the path refined further where that
-    misses ``b``. See Marsden and West 2001, *Discrete mechanics and variational integrators*, section 1, for the
-    momenta of discrete paths.
+    misses ``b``. See Marsden and West 2001, *Discrete mechanics and variational integrators*, section 1, for momenta.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z[..., 0], z[..., 1]))
-        >>> found = pb.logarithm(metric, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0]))
-        >>> found.velocity.round(decimals=3), found.messages.item()
-        (tensor([0.0000, 0.6930]), 'converged')
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> found = pb.logarithm(metric, [0.0, 1.0], [0.0, 2.0])
+    >>> found.velocity.round(decimals=3), found.messages.item()
+    (tensor([0.0000, 0.6930]), 'converged')
     """
     check_options(rtol=rtol)
     a, b = codes_for(metric, a, b)
     path = geodesic(metric, a, b, solver=solver, init=init)
-    batch, d = path.length.shape, path.end.shape[-1]
     found = _Velocities.of(path)
     finite = torch.isfinite(found.length) & torch.isfinite(found.nodes).flatten(1).all(-1)
     index = (finite & found.error.isinf()).nonzero()[:, 0]
@@ -185,8 +159,8 @@ def logarithm(
                 _by_gradient(metric, path, found, index)
                 if check:
                     _try_out(metric, found, index, rtol)
-    length, error, miss = (x.reshape(batch) for x in (found.length, found.error, found.miss))
-    return Logarithm(found.velocity.reshape(*batch, d), length, error, miss, path, rtol)
+    facts = (x.reshape(path.length.shape) for x in (found.length, found.error, found.miss))
+    return Logarithm(found.velocity.reshape(path.end.shape), *facts, geodesic=path, rtol=rtol)
 
 
 @dataclass
@@ -241,7 +215,7 @@ def _by_elements(chords: ChordEnergy, found: _Velocities, index: Tensor, rtol: f
 
     solver = ExtremalSolver(elements, sought, found.num_segments, needs_refinement)
     levels = solver.solve(index, found.nodes[index])
-    for k in range(_NUM_RETRIALS if check else 0):
+    for k in range(_NUM_TRIALS if check else 0):
         missed = _try_out(chords.metric, found, index, rtol)
         if not len(missed):
             break
@@ -250,7 +224,7 @@ def _by_elements(chords: ChordEnergy, found: _Velocities, index: Tensor, rtol: f
 
 
 def _by_gradient(metric: Metric, path: Geodesic, found: _Velocities, index: Tensor) -> None:
-    """The same for a metric without an embedding: minus half the gradient of the squared distance."""
+    """The same for a metric without an embedding: from minus half the gradient of the squared distance."""
     with torch.enable_grad():
         begin = path.curve.begin.detach().clone().requires_grad_()
         square, doubt = (x.flatten()[index] for x in energies_and_doubts(metric, path, begin, path.curve.end))
@@ -266,11 +240,11 @@ def _try_out(metric: Metric, found: _Velocities, index: Tensor, rtol: float) -> 
         return index
     begin, end, length = found.nodes[index, 0], found.nodes[index, -1], found.length[index]
     precision = max(_TRIAL * rtol, _least(begin.dtype))
-    arrived, succeeded = arrivals(metric, begin, found.velocity[index], rtol=precision, max_steps=_MAX_STEPS)
-    gap = arrived - end
+    trial = follow(metric, begin, found.velocity[index], rtol=precision, max_steps=_MAX_STEPS)
+    gap = trial.end - end
     miss = torch.maximum(gap.norm(dim=-1) / (end - begin).norm(dim=-1), metric.norm(end, gap) / length)
-    found.miss[index] = torch.where(succeeded & torch.isfinite(miss), miss, torch.inf)
-    return index[found.miss[index] > max(_MISSED * rtol, 0.1 * torch.finfo(begin.dtype).eps ** (1 / 3))]
+    found.miss[index] = torch.where((trial.reached == 1) & torch.isfinite(miss), miss, torch.inf)
+    return index[found.miss[index] > max(rtol, 0.1 * torch.finfo(begin.dtype).eps ** (1 / 3))]
 
 
 def _least(dtype: torch.dtype) -> float:

@@ -36,12 +36,10 @@ from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError
 from pullback._typing import Codes, Float
 
-# Relative error asked for by default: that of the paths, whose curves are good to about five digits.
-_RTOL = 1e-5
-# The same where the decoder has kinks: more digits have no meaning there.
-_KINKED_RTOL = 1e-3
-# From so many steps on, changes that do not fall when the steps are halved are kinks. Smooth decoders of trained models
-# quarter them from 64 steps on.
+# Relative error asked for by default: that of the paths, whose curves are good to about five digits; and where the
+# decoder has kinks, across which more digits have no meaning.
+_RTOL, _KINKED_RTOL = 1e-5, 1e-3
+# From so many steps on, changes that do not fall when steps are halved are kinks; smooth decoders quarter them from 64.
 _KINKED_SEGMENTS = 256
 # The fewest steps, of which a quarter are the largest that are compared, and how many to try first for smooth curves.
 _LEAST_SEGMENTS, _FIRST_SEGMENTS = 8, 32
@@ -59,6 +57,7 @@ _CHUNK = 2**25
 # Newton-Schulz steps for the nearest rotation; a singular value of 0.1 takes nine to reach 1 to rounding.
 _POLAR_STEPS = 10
 
+# Transports, the error left in them, and whether it falls smoothly.
 Measured = tuple[Tensor, Tensor, Tensor]
 
 
@@ -90,12 +89,11 @@ def parallel_transport(
         ConvergenceError: if the metric changes too sharply along a curve, or is not finite on it. Its `result` are the
             matrices ``(*curves, d, d)`` that were found.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
-        >>> up = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
-        >>> pb.parallel_transport(metric, up, torch.tensor([1.0, 0.0]))
-        tensor([2.0000, 0.0000])
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z[..., 0], z[..., 1]))
+    >>> up = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
+    >>> pb.parallel_transport(metric, up, torch.tensor([1.0, 0.0]))
+    tensor([2.0000, 0.0000])
     """
     check_options(rtol=rtol, max_segments=max_segments)
     curve = curve_for(metric, getattr(curve, "curve", curve))
@@ -113,7 +111,10 @@ def _transports(metric: Metric, curve: Curve, rtol: float | None, max_segments: 
     result = curve.begin.new_full((batch.numel(), d, d), torch.nan)
     error = curve.begin.new_full((batch.numel(),), torch.inf)
     left = torch.arange(len(result), device=result.device)
-    segments = _first_segments(curve.num_pieces)
+    # a multiple of four, and of the pieces unless these are many, where an eighth of them may do
+    segments = math.lcm(4, curve.num_pieces) * math.ceil(_LEAST_SEGMENTS / math.lcm(4, curve.num_pieces))
+    if curve.num_pieces % _FIRST_SEGMENTS == 0:
+        segments = max(_FIRST_SEGMENTS, curve.num_pieces // 8)
     allowed = torch.full_like(error, max(rtol or _RTOL, 64 * torch.finfo(error.dtype).eps))
     while len(left) and segments <= max(max_segments, 2 * curve.num_pieces):
         found, change, smooth = measure(metric, curve, left, segments, result[left])
@@ -138,22 +139,14 @@ def _transports(metric: Metric, curve: Curve, rtol: float | None, max_segments: 
     return result.reshape(*batch, d, d)
 
 
-def _first_segments(num_pieces: int) -> int:
-    """A multiple of four, and of the pieces unless these are many, where an eighth of them may do."""
-    if num_pieces % _FIRST_SEGMENTS == 0:
-        return max(_FIRST_SEGMENTS, num_pieces // 8)
-    return math.lcm(4, num_pieces) * math.ceil(_LEAST_SEGMENTS / math.lcm(4, num_pieces))
-
-
 def _by_projection(metric: Metric, curve: Curve, index: Tensor, num_segments: int, _before: Tensor) -> Measured:
     """Transports of the curves at `index` from N, N/2 and N/4 steps, the error left, and whether it is smooth."""
     t = torch.linspace(0, 1, num_segments + 1, dtype=curve.begin.dtype, device=curve.begin.device)
     nodes = curve(t).reshape(-1, len(t), curve.begin.shape[-1])[index]
     width = sum(part.shape[-1] for part in metric.frame_at(nodes[:1, :1]).values)
     size = max(1, _CHUNK // (nodes[0].numel() * width))
-    parts = [_romberg(metric, part) for part in nodes.split(size)]
-    found, change, smooth = (torch.cat(part) for part in zip(*parts, strict=True))
-    return found, change, smooth
+    found, change, smooth = zip(*(_romberg(metric, part) for part in nodes.split(size)), strict=True)
+    return torch.cat(found), torch.cat(change), torch.cat(smooth)
 
 
 def _romberg(metric: Metric, nodes: Tensor) -> Measured:
@@ -229,14 +222,7 @@ def _product(steps: Tensor) -> Tensor:
 def _by_collocation(
     metric: Metric, curve: Curve, index: Tensor, num_segments: int, before: Tensor, *, alpha: float
 ) -> Measured:
-    """Transports from N steps, and how far they are from those of N/2."""
-    found = _product(_steps(metric, curve, index, num_segments, alpha))
-    change = (found - before).abs().amax((-2, -1)) / (2**_ORDER - 1)
-    return found, change, torch.ones_like(change, dtype=torch.bool)
-
-
-def _steps(metric: Metric, curve: Curve, index: Tensor, num_segments: int, alpha: float) -> Tensor:
-    """The matrices ``(B, N, d, d)`` over each of N equal steps of the curves at `index`."""
+    """Transports of the curves at `index` from N steps, and how far they are from those of N/2."""
     nodes, weights, inner = (curve.begin.new_tensor(x) for x in (_NODES, _WEIGHTS, _INTEGRALS))
     h, d = 1 / num_segments, curve.begin.shape[-1]
     t = (torch.arange(num_segments, dtype=nodes.dtype, device=nodes.device)[:, None] + nodes).flatten() * h
@@ -247,4 +233,6 @@ def _steps(metric: Metric, curve: Curve, index: Tensor, num_segments: int, alpha
     eye = torch.eye(len(nodes) * d, dtype=t.dtype, device=t.device)
     system = eye - blocks.transpose(-3, -2).flatten(2, 3).flatten(-2)
     stages = torch.linalg.solve_ex(system, rates.flatten(2, 3))[0].unflatten(2, (len(nodes), d))
-    return torch.eye(d, dtype=t.dtype, device=t.device) + h * torch.einsum("i,bnijk->bnjk", weights, stages)
+    found = _product(eye[:d, :d] + h * torch.einsum("i,bnijk->bnjk", weights, stages))
+    change = (found - before).abs().amax((-2, -1)) / (2**_ORDER - 1)
+    return found, change, torch.ones_like(change, dtype=torch.bool)

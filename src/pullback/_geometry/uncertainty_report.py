@@ -23,10 +23,8 @@ from pullback._progress import progress
 from pullback._starts.code_graph import CodeGraph
 from pullback._typing import CodeSet
 
-_ENTROPY_RISES = 0.75
-_MAY_LEAVE = 0.05
-# Codes that are typically less than a third of a standard deviation apart cannot be told from each other by what they
-# decode to.
+_ENTROPY_RISES, _MAY_LEAVE = 0.75, 0.05
+# Codes that are typically less standard deviations apart cannot be told from each other by what they decode to.
 _COLLAPSED = 0.3
 # Nodes of the graph of codes from which paths start: what bounds the cost of a report for a wide decoder.
 _MAX_NODES = 300
@@ -85,42 +83,26 @@ class UncertaintyReport:
     @property
     def advice(self) -> list[str]:
         """What to do, one sentence each; empty if nothing needs doing."""
-        advice = []
-        if self.collapsed:
-            advice.append(
-                "The decoder ignores its codes: what it decodes them to cannot be told apart, so there is no geometry "
-                "to measure. Train longer, or with a smaller weight of the KL term, and check that codes and decoder "
-                "belong together."
-            )
-        if not self.calibrated and self.log_volume_off < self.log_volume_on:
-            advice.append(
-                "The metric is smaller off the data than on them, so paths take the void as a short cut: wrap the "
-                "decoder, pullback.Extrapolated(decoder, pullback.Support.fit(codes))."
-            )
-        elif not self.calibrated:
-            advice.append(
-                "Paths leave the support although the metric grows off it: they cross narrow gaps, or the codes form "
-                "separate clusters and must. Look at pullback.plot.latent; wrap the decoder in pullback.Extrapolated "
-                "if it is not, or encode more data between the clusters."
-            )
-        if self.entropy_rises < _ENTROPY_RISES:
-            advice.append(
-                "The decoder is as certain off the data as on them. The paths do not depend on it if the decoder is "
-                "wrapped in pullback.Extrapolated, but do not trust what it decodes there; pullback.Reweighted makes "
-                "it say so, and an EnsembleDecoder or a GPDecoder knows by itself."
-            )
-        if self.num_unused and not self.collapsed:
-            advice.append(
-                f"{self.num_unused} of {self.num_dimensions} latent dimensions are unused: the decoder says less about "
-                "them than the prior does, and paths run away along them. Complete the metric, "
-                "pullback.WithPrior(decoder), unless it is already."
-            )
-        if self.num_converged < self.num_paths:
-            advice.append(
-                f"{self.num_paths - self.num_converged} geodesics did not converge: see their status from "
-                "pullback.geodesic; a sharp extrapolation (low beta) is the usual cause."
-            )
-        return advice
+        smaller, failed = self.log_volume_off < self.log_volume_on, self.num_paths - self.num_converged
+        applies = {
+            "The decoder ignores its codes: what it decodes them to cannot be told apart, so there is no geometry to "
+            "measure. Train longer, or with a smaller weight of the KL term, and check that codes and decoder belong "
+            "together.": self.collapsed,
+            "The metric is smaller off the data than on them, so paths take the void as a short cut: wrap the decoder, "
+            "pullback.Extrapolated(decoder, pullback.Support.fit(codes)).": not self.calibrated and smaller,
+            "Paths leave the support although the metric grows off it: they cross narrow gaps, or the codes form "
+            "separate clusters and must. Look at pullback.plot.latent; wrap the decoder in pullback.Extrapolated if it "
+            "is not, or encode more data between the clusters.": not self.calibrated and not smaller,
+            "The decoder is as certain off the data as on them. The paths do not depend on it if the decoder is "
+            "wrapped in pullback.Extrapolated, but do not trust what it decodes there; pullback.Reweighted makes it "
+            "say so, and an EnsembleDecoder or a GPDecoder knows by itself.": self.entropy_rises < _ENTROPY_RISES,
+            f"{self.num_unused} of {self.num_dimensions} latent dimensions are unused: the decoder says less about "
+            "them than the prior does, and paths run away along them. Complete the metric, "
+            "pullback.WithPrior(decoder), unless it is already.": self.num_unused > 0 and not self.collapsed,
+            f"{failed} geodesics did not converge: see their status from pullback.geodesic; a sharp extrapolation "
+            "(low beta) is the usual cause.": failed > 0,
+        }
+        return [sentence for sentence in applies if applies[sentence]]
 
     def __str__(self) -> str:
         facts = [
@@ -162,12 +144,11 @@ def uncertainty_report(
         num_pairs: geodesics between random codes. They start from straight lines and from a graph of at most 300 codes.
         random_state: seed of what is random.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> codes = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-        >>> decoder = lambda z: torch.distributions.Normal(5 * z[..., :1], 1.0)
-        >>> pb.uncertainty_report(decoder, codes, num_pairs=2).num_unused
-        1
+    >>> import torch, pullback as pb
+    >>> codes = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> decoder = lambda z: torch.distributions.Normal(5 * z[..., :1], 1.0)
+    >>> pb.uncertainty_report(decoder, codes, num_pairs=2).num_unused
+    1
     """
     check_options(num_points=num_points, num_pairs=num_pairs)
     codes = as_codes(codes, decoder, a_set=True)

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from pullback._curves.curve import Curve
 from pullback._decoders.contract import as_codes, decode, real_numbers
-from pullback._geometry.contributions import Contributions
 from pullback._geometry.exponential import Trajectory, exponential
+from pullback._geometry.path_questions import Contributions
 from pullback._metrics.base import Metric, check_metric, codes_for
 from pullback._metrics.interpolated import Grid
 from pullback._options import check_options

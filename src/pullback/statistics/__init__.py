@@ -1,7 +1,7 @@
 """Statistics of codes under a metric."""
 
 from pullback._geometry.distance_uncertainty import distance_uncertainty as distance_uncertainty
-from pullback._geometry.identifiability import identifiability as identifiability
+from pullback._geometry.distance_uncertainty import identifiability as identifiability
 from pullback.statistics._clustering import GeodesicKMeans as GeodesicKMeans
 from pullback.statistics._clustering import GeodesicKMedoids as GeodesicKMedoids
 from pullback.statistics._frechet import FrechetMean as FrechetMean

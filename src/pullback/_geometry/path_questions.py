@@ -1,10 +1,15 @@
-r"""Which features a path changes: its energy, feature by feature.
+r"""Questions about a given path: which features it changes, and where on it a code lies.
 
 Features of a decoder are independent given the code, so their Fisher informations add up, and so do squared lengths:
 
 .. math:: E(c) = \sum_f \int_0^1 \dot c^\top M_f(c)\, \dot c\; dt .
 
 Wrappers of a decoder are observations too: wall, prior and reading each have a row of their own.
+
+The nearest point of a path c to a code z is where :math:`d^2(z, c(t))` is least. Along a geodesic that function is
+nearly a parabola in t (exactly one in flat space, and for codes on the path), so a few distances find its vertex:
+candidates come from the chords between what the code and points of the path decode to, one decoding each; the best of
+them is improved by parabolas through shortest paths.
 """
 
 from __future__ import annotations
@@ -18,24 +23,27 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
-from pullback._curves.curve import Curve, curve_for
-from pullback._curves.steps import MAX_DECODED
-from pullback._decoders.contract import observe, unvalidated
+from pullback._curves.curve import Curve, Polyline, curve_for
+from pullback._curves.steps import MAX_DECODED, Marks
+from pullback._decoders.contract import as_codes, observe, unvalidated
 from pullback._decoders.extrapolated import Extrapolated
 from pullback._decoders.reading import WithPrior, WithReading
 from pullback._families.divergences import symmetrized_kl
 from pullback._families.information import MissingRuleError
 from pullback._families.product import Product
 from pullback._families.rules import embed
-from pullback._geometry.geodesic import Geodesic
+from pullback._geometry.geodesic import Geodesic, geodesic
 from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._progress import progress
-from pullback._typing import Float, Points
+from pullback._solvers.base import Solver
+from pullback._typing import Bool, CodeSet, Float, Points
 
-# Segments of the sums that are extrapolated to order four: shares are then good to six digits on smooth paths.
-_NUM_SEGMENTS = 256
 _WRAPPERS = {Extrapolated: "wall", WithPrior: "prior", WithReading: "reading"}
+# Points of the path among which nearest ones are sought, and how many of them are looked at by shortest paths.
+_NUM_TIMES, _NUM_CANDIDATES = 65, 3
+# Parabolas, each so much narrower than the one before it.
+_NUM_PARABOLAS, _NARROWING = 2, 8.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +54,12 @@ class Contributions:
         labels: names of the features, in the order of `energy`.
         energy: what each adds, of shape ``(*batch, F)``; the sum over features is the energy of the path.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z * torch.tensor([1.0, 2.0]), 1.0))
-        >>> line = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
-        >>> print(pb.contributions(metric, line, labels=["height", "weight"]))
-        weight  4  80.0 %
-        height  1  20.0 %
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z * torch.tensor([1.0, 2.0]), 1.0))
+    >>> line = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    >>> print(pb.contributions(metric, line, labels=["height", "weight"]))
+    weight  4  80.0 %
+    height  1  20.0 %
     """
 
     labels: tuple[str, ...]
@@ -71,9 +78,8 @@ class Contributions:
     def table(self, num: int | None = None) -> list[tuple[str, float, float]]:
         """The `num` largest rows (label, energy, share), by default all; averaged over the paths of a batch."""
         energy = self.energy.reshape(-1, len(self.labels)).mean(0)
-        order = energy.argsort(descending=True)[:num].tolist()
-        values, shares = energy.tolist(), (energy / energy.sum()).tolist()
-        return [(self.labels[i], values[i], shares[i]) for i in order]
+        rows = list(zip(self.labels, energy.tolist(), (energy / energy.sum()).tolist(), strict=True))
+        return [rows[i] for i in energy.argsort(descending=True)[:num].tolist()]
 
     def __str__(self) -> str:
         rows = self.table(20)
@@ -96,7 +102,7 @@ def contributions(
     path: Geodesic | Curve | Points,
     labels: Sequence[str] | None = None,
     *,
-    num_segments: int = _NUM_SEGMENTS,
+    num_segments: int = 256,
 ) -> Contributions:
     """How much each feature adds to the energy along a path.
 
@@ -106,7 +112,7 @@ def contributions(
             its `energy`, those to a curve to ``pullback.energy(metric, curve, num_segments=..., extrapolate=True)``.
         labels: names of the decoder's features in the order of its output; numbers by default. Walls, priors and
             readings of wrappers have rows named after them.
-        num_segments: steps of the sum, an even number.
+        num_segments: steps of the sum, an even number; by default shares are good to six digits on smooth paths.
 
     >>> import torch, pullback as pb
     >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z * torch.tensor([1.0, 2.0]), 1.0))
@@ -127,9 +133,8 @@ def contributions(
     count = sum(name is None for name in names)
     given = [str(label) for label in (range(count) if labels is None else labels)]
     if len(given) != count:
-        raise ValueError(
-            f"The decoder has {count} features and {len(given)} labels were given. Give one label per feature."
-        )
+        both = f"{count} features and {len(given)} labels"
+        raise ValueError(f"The decoder has {both} were given. Give one label per feature.")
     features = iter(given)
     return Contributions(tuple(next(features) if name is None else name for name in names), energy)
 
@@ -184,3 +189,96 @@ def _embedded_steps(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
             "pullback.FisherRaoMetric(decoder)."
         )
     return (second[0] - first[0]) * (second[1] - first[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """Where codes lie on a path.
+
+    Attributes:
+        time: the parameter of the nearest point on the path, between 0 and 1, one per code.
+        distance: the distance from it.
+        point: the nearest point itself.
+        converged: whether the shortest path to it was found.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 0.5))
+    >>> found = pb.project(metric, [[0.0, 0.0], [4.0, 0.0]], [[1.0, 1.0]])
+    >>> found.time, found.distance
+    (tensor([0.2500]), tensor([2.]))
+    """
+
+    time: Float[Tensor, " n"]
+    distance: Float[Tensor, " n"]
+    point: Float[Tensor, "n d"]
+    converged: Bool[Tensor, " n"]
+
+    def __repr__(self) -> str:
+        return f"Projection of {len(self.time)} codes (median distance {self.distance.median():.4g} from the path)"
+
+
+@progress("projections")
+def project(
+    metric: Metric, path: Geodesic | Curve | Points, codes: CodeSet, *, solver: Solver | None = None
+) -> Projection:
+    """The nearest point on a path to each code: its time, which serves as pseudotime, and the distance from it.
+
+    About nine shortest paths are solved per code.
+
+    Args:
+        metric: the geometry.
+        path: one geodesic, one curve, or points of a polyline.
+        codes: codes of shape ``(m, d)``.
+        solver: as in `pullback.geodesic`.
+
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> line = torch.tensor([[0.0, 0.0], [4.0, 0.0]])
+    >>> found = pb.project(metric, line, torch.tensor([[1.0, 2.0]]))
+    >>> [round(x.item(), 4) for x in (found.time, found.distance)]
+    [0.25, 2.0]
+    """
+    curve = curve_for(metric, path)
+    number = curve.begin.shape[:-1].numel()
+    if number != 1:
+        raise ValueError(f"project takes one path, and this is a batch of {number}. Choose one: path.curve[i].")
+    if curve.begin.ndim > 1:
+        curve = Polyline(curve.resample(1025).reshape(1025, -1))
+    codes = as_codes(codes, curve.begin, a_set=True, dim=curve.begin.shape[-1])
+    t = _best_candidate(metric, curve, codes, solver)
+    width = 1 / (_NUM_TIMES - 1)
+    for _ in range(_NUM_PARABOLAS):
+        t, width = _vertex(metric, curve, codes, t, width, solver), width / _NARROWING
+    point = _at(curve, t)
+    found = geodesic(metric, codes, point, solver=solver)
+    return Projection(t, found.length, point, found.converged)
+
+
+def _at(curve: Curve, t: Tensor) -> Tensor:
+    return curve(t.flatten()).reshape(*t.shape, -1)
+
+
+def _best_candidate(metric: Metric, curve: Curve, codes: Tensor, solver: Solver | None) -> Tensor:
+    """For each code the time, among a few where the chord is least, from which the shortest path is shortest."""
+    t = torch.linspace(0, 1, _NUM_TIMES, dtype=codes.dtype, device=codes.device)
+    points = curve(t)
+    with torch.no_grad(), unvalidated():
+        on_path, given = Marks.of(metric, points), Marks.of(metric, codes)
+        columns = torch.arange(len(t), device=codes.device)[:, None].expand(-1, len(codes))
+        chords = torch.stack([given.ds2(on_path[column]) for column in columns], -1)
+    padded = torch.nn.functional.pad(chords, (1, 1), value=torch.inf)
+    valley = (chords <= padded[:, :-2]) & (chords <= padded[:, 2:])
+    index = torch.where(valley, chords, torch.inf).topk(_NUM_CANDIDATES, largest=False).indices
+    lengths = geodesic(metric, codes[:, None], points[index], solver=solver).length
+    return t[index.gather(1, lengths.nan_to_num(torch.inf).argmin(1, keepdim=True))[:, 0]]
+
+
+def _vertex(metric: Metric, curve: Curve, codes: Tensor, t: Tensor, width: float, solver: Solver | None) -> Tensor:
+    """The time of least squared distance on the parabola through three times; at most a width beyond them."""
+    middle = t.clamp(width, 1 - width)
+    times = middle[:, None] + width * torch.tensor([-1.0, 0.0, 1.0], dtype=t.dtype, device=t.device)
+    square = geodesic(metric, codes[:, None], _at(curve, times), solver=solver).length ** 2
+    slope, bend = (square[:, 2] - square[:, 0]) / 2, square[:, 2] - 2 * square[:, 1] + square[:, 0]
+    shift = torch.where(bend > 0, -slope / bend, -2 * slope.sign()).clamp(-2, 2)
+    found = (middle + width * shift).clamp(0, 1)
+    return torch.where(torch.isfinite(found), found, t)
