@@ -32,8 +32,8 @@ from pullback._decoders.contract import unvalidated
 from pullback._geometry.certificate import lower_bounds
 from pullback._geometry.geodesic import solver_or_default
 from pullback._geometry.pairwise.engines import Engine, run
-from pullback._geometry.pairwise.matrix import default_batch_size, stored
-from pullback._geometry.pairwise.plan import Job, ListPlan, Starts
+from pullback._geometry.pairwise.matrix import default_batch_size
+from pullback._geometry.pairwise.plan import Job, Plan, Starts
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress
@@ -167,15 +167,14 @@ def neighbors(
         raise ValueError(f"k={k} must be between 1 and {len(Z) - own}, the number of codes that may be neighbors.")
     most = min(len(Z) - own, max_candidates or _CANDIDATES * k)
     candidates = _candidates(metric, asked, Z, k, max(k, most), own)
-    engine = Engine(n_jobs, client, devices and [str(device) for device in devices])
-    solver, batch_size = solver_or_default(solver), batch_size or default_batch_size(Z)
+    engine, solver = Engine(n_jobs, client, devices), solver_or_default(solver)
 
-    def solve(chosen: np.ndarray, name: str) -> np.ndarray | None:
-        plan = ListPlan(candidates.first[chosen], candidates.second[chosen], _BLOCK)
-        job = Job(metric, asked, Z, plan, solver, init, batch_size)
-        if out is None:
-            return run(job, engine, plan.blocks(), None, errors=errors)[0]
-        return stored(job, engine, plan.blocks(), Path(out) / name, errors).distances[:]
+    def solve(chosen: np.ndarray, name: str) -> np.ndarray:
+        first, second = candidates.first[chosen], candidates.second[chosen]
+        plan = Plan((len(first),), _BLOCK, listed=(first, second))
+        job = Job(metric, asked, Z, plan, solver, init, batch_size or default_batch_size(Z))
+        found = run(job, engine, plan.blocks(), None if out is None else Path(out) / name, errors)
+        return found if out is None else found.distances[:]
 
     return _search(candidates, k, solve)
 
@@ -327,7 +326,7 @@ def _straight_lengths(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
     return safe_sqrt(squared_steps(metric, torch.lerp(a[:, None], b[:, None], w))[0]).sum(-1)
 
 
-def _search(c: _Candidates, k: int, solve: Callable[[np.ndarray, str], np.ndarray | None]) -> Neighbors:
+def _search(c: _Candidates, k: int, solve: Callable[[np.ndarray, str], np.ndarray]) -> Neighbors:
     """Solves the candidates that the bounds do not exclude: the most promising ones, and those as near as they are."""
     distance, chosen = np.full(len(c.first), np.nan), np.zeros(len(c.first), bool)
     chosen[c.pair[c.least(c.straight, k)]] = True
