@@ -16,13 +16,11 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, Transfor
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from pullback._metrics.base import Metric
 from pullback._numerics.random import RandomState, as_generator
 from pullback._progress import progress
-from pullback._solvers.base import Solver
 from pullback.statistics._estimator import Array, Estimator, like
 from pullback.statistics._means import Balance
-from pullback.statistics._paths import DEFAULT_RTOL, Paths, Starts
+from pullback.statistics._paths import DEFAULT_RTOL, Paths
 from pullback.statistics._stars import Star, star
 
 # Newton steps of the centers between two assignments. A choice: fewer would assign codes to centers still on the move.
@@ -50,8 +48,7 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
         n_init: runs from different initial centers, of which the best is kept.
         max_iter: rounds of one run.
         rtol: relative accuracy of the centers, as in `pullback.statistics.frechet_mean`.
-        init: where the search for shortest paths starts, as in `pullback.geodesic`.
-        solver: of shortest paths.
+        init, solver: as in `pullback.geodesic`.
         random_state: of k-means++.
 
     Attributes:
@@ -69,15 +66,12 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
                 [5.0500]], dtype=torch.float64)
     """
 
-    metric: Metric | None = None
     n_clusters: int = 8
     _: KW_ONLY
     init_centers: str | Array = "k-means++"
     n_init: int = 1
     max_iter: int = 100
     rtol: float = DEFAULT_RTOL
-    init: Starts = None
-    solver: Solver | None = None
     random_state: RandomState = None
 
     @progress("k-means")
@@ -160,8 +154,7 @@ class GeodesicKMedoids(ClusterMixin, Estimator):
         metric: the geometry; None for flat space.
         n_clusters: how many.
         max_iter: swaps at most.
-        init: where the search for shortest paths starts, as in `pullback.geodesic`.
-        solver: of shortest paths.
+        init, solver: as in `pullback.geodesic`.
 
     Attributes:
         cluster_centers_: ``(n_clusters, d)``; None if only distances were given.
@@ -178,12 +171,9 @@ class GeodesicKMedoids(ClusterMixin, Estimator):
         tensor([0, 0, 1])
     """
 
-    metric: Metric | None = None
     n_clusters: int = 8
     _: KW_ONLY
     max_iter: int = 300
-    init: Starts = None
-    solver: Solver | None = None
 
     @progress("k-medoids")
     def fit(self, X: Any, y: Any = None, *, distances: Array | None = None) -> Self:

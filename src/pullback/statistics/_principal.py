@@ -15,12 +15,11 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from pullback._decoders.contract import as_codes
-from pullback._metrics.base import Metric
 from pullback._progress import progress
-from pullback._solvers.base import ConvergenceError, Solver
+from pullback._solvers.base import ConvergenceError
 from pullback.statistics._estimator import Estimator, like
 from pullback.statistics._frechet import frechet_mean
-from pullback.statistics._paths import DEFAULT_RTOL, Starts
+from pullback.statistics._paths import DEFAULT_RTOL
 
 
 @dataclass(eq=False, repr=False)
@@ -35,8 +34,7 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         metric: the geometry; None for flat space.
         n_components: how many; by default as many as the latent space has dimensions (or codes there are).
         rtol: relative accuracy of the mean and of logarithms.
-        init: where the search for shortest paths starts, as in `pullback.geodesic`.
-        solver: of shortest paths.
+        init, solver: as in `pullback.geodesic`.
 
     Attributes:
         mean_: the Fréchet mean, ``(d,)``.
@@ -51,12 +49,9 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         tensor([1.], dtype=torch.float64)
     """
 
-    metric: Metric | None = None
     n_components: int | None = None
     _: KW_ONLY
     rtol: float = DEFAULT_RTOL
-    init: Starts = None
-    solver: Solver | None = None
 
     @progress("principal geodesics")
     def fit(self, X: Any, y: Any = None) -> Self:
