@@ -38,13 +38,12 @@ class GeodesicNeighbors(Estimator):
         codes_: those fitted to, ``(n, d)``.
         n_solved_: how many pairs the last call solved.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> z = torch.tensor([[0.0], [1.0], [5.0]], dtype=torch.float64)
-        >>> pb.statistics.GeodesicNeighbors(n_neighbors=1).fit(z).kneighbors(return_distance=False)
-        tensor([[1],
-                [0],
-                [1]])
+    >>> import torch, pullback as pb
+    >>> z = torch.tensor([[0.0], [1.0], [5.0]], dtype=torch.float64)
+    >>> pb.statistics.GeodesicNeighbors(n_neighbors=1).fit(z).kneighbors(return_distance=False)
+    tensor([[1],
+            [0],
+            [1]])
     """
 
     n_neighbors: int = 5
@@ -109,11 +108,10 @@ class GeodesicKernelDensity(DensityMixin, Estimator):
     Attributes:
         codes_: those fitted to, ``(n, d)``.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> z = torch.zeros(1, 1, dtype=torch.float64)
-        >>> pb.statistics.GeodesicKernelDensity().fit(z).score_samples(z).exp()  # one over the root of 2π
-        tensor([0.3989], dtype=torch.float64)
+    >>> import torch, pullback as pb
+    >>> z = torch.zeros(1, 1, dtype=torch.float64)
+    >>> pb.statistics.GeodesicKernelDensity().fit(z).score_samples(z).exp()  # one over the root of 2π
+    tensor([0.3989], dtype=torch.float64)
     """
 
     bandwidth: float = 1.0

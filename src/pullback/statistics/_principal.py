@@ -42,11 +42,10 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         covectors_: `components_` M(μ).
         explained_variance_: and `explained_variance_ratio_`, `singular_values_`, `n_components_`, as in scikit-learn.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> z = torch.tensor([[0.0, 0.0], [1.0, 2.0], [2.0, 4.0]], dtype=torch.float64)
-        >>> pb.statistics.PrincipalGeodesicAnalysis(n_components=1).fit(z).explained_variance_ratio_
-        tensor([1.], dtype=torch.float64)
+    >>> import torch, pullback as pb
+    >>> z = torch.tensor([[0.0, 0.0], [1.0, 2.0], [2.0, 4.0]], dtype=torch.float64)
+    >>> pb.statistics.PrincipalGeodesicAnalysis(n_components=1).fit(z).explained_variance_ratio_
+    tensor([1.], dtype=torch.float64)
     """
 
     n_components: int | None = None
@@ -67,17 +66,18 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         found = frechet_mean(paths.metric, codes, solver=self.solver, init=self.init, rtol=self.rtol)
         if not torch.isfinite(found.logarithms).all():
             raise ConvergenceError(f"Not every code has a logarithm at the mean: {found.message}.", found)
-        # the symmetric square root of M and its pseudo-inverse
+        # the symmetric square root of M
         values, vectors = torch.linalg.eigh(paths.tensor(found.mean))
-        scale = torch.where(values > 1e-10 * values.amax(), values, 0).sqrt()
-        inverse = torch.where(scale > 0, 1 / scale.clamp_min(torch.finfo(scale.dtype).tiny), 0)
-        root, inverse = (vectors * scale) @ vectors.mT, (vectors * inverse) @ vectors.mT
+        root = (vectors * torch.where(values > 1e-10 * values.amax(), values, 0).sqrt()) @ vectors.mT
         tangents = found.logarithms @ root
         _, values, directions = torch.linalg.svd(tangents - tangents.mean(0), full_matrices=False)
         largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
         directions = directions[:num] * torch.where(largest[:num] < 0, -1, 1)
         self.mean_, self.n_components_ = like(found.mean, X), num
-        self.components_, self.covectors_ = like(directions @ inverse, X), like(directions @ root, X)
+        self.components_, self.covectors_ = (
+            like(directions @ torch.linalg.pinv(root, rtol=1e-6, hermitian=True), X),
+            like(directions @ root, X),
+        )
         variance = values**2 / (len(codes) - 1)
         self.explained_variance_, self.singular_values_ = like(variance[:num], X), like(values[:num], X)
         total = variance.sum().clamp_min(torch.finfo(variance.dtype).tiny)

@@ -54,14 +54,12 @@ class GeodesicRegression(RegressorMixin, Estimator):
         intercept_: the prediction there, ``(d,)``.
         coef_: the velocity for each covariate, ``(d, p)`` (without the dimension d for targets ``(n,)``).
         sum_of_squares_: of the distances between codes and predictions.
-        n_iter_: steps taken.
-        converged_: whether the last of them promised less than `tol`.
+        n_iter_, converged_: steps taken, and whether the last of them promised less than `tol`.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> t = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64)
-        >>> pb.statistics.GeodesicRegression().fit(t, 3 * t + 1).predict(torch.tensor([[5.0]], dtype=torch.float64))
-        tensor([[16.]], dtype=torch.float64)
+    >>> import torch, pullback as pb
+    >>> t = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64)
+    >>> pb.statistics.GeodesicRegression().fit(t, 3 * t + 1).predict(torch.tensor([[5.0]], dtype=torch.float64))
+    tensor([[16.]], dtype=torch.float64)
     """
 
     _: KW_ONLY
@@ -156,9 +154,7 @@ def _predict(paths: Paths, parameters: Tensor, x: Tensor) -> Tensor:
     return paths.exponentials(parameters[0].expand(len(x), -1), x @ parameters[1:])
 
 
-def _expand(
-    paths: Paths, x: Tensor, codes: Tensor, nudge: Tensor, parameters: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _expand(paths: Paths, x: Tensor, codes: Tensor, nudge: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The sum of squares, and its Hessian and slope as Gauss and Newton have them; infinite where a path is missing."""
     predicted = _predict(paths, parameters, x)
     found = paths.logarithms(predicted, codes)

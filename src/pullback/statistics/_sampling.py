@@ -60,16 +60,11 @@ def sample_uniform(
         num_steps: None for rejection; otherwise the number of steps of each chain, a hundred or more.
         random_state: a seed or a generator of the random numbers.
 
-    Returns:
-        Codes ``(n, d)``.
-
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z, 1.0))
-        >>> box = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
-        >>> pb.statistics.sample_uniform(metric, 3, bounds=box, random_state=0).shape
-        torch.Size([3, 2])
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> box = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    >>> pb.statistics.sample_uniform(metric, 3, bounds=box, random_state=0).shape
+    torch.Size([3, 2])
     """
     box, paths = _box(metric, bounds, support), Paths(metric)
     generator = as_generator(random_state, box.device)
@@ -104,7 +99,8 @@ def brownian_motion(
     exponential: bool = False,
     random_state: RandomState = None,
 ) -> Float[Tensor, "*batch n d"]:
-    r"""Brownian motion from ``z``, the diffusion with generator :math:`\tfrac12 \Delta_M`, at equal times.
+    r"""Brownian motion from ``z``, the diffusion with generator :math:`\tfrac12 \Delta_M`, at equal times,
+    ``(*batch, num_steps + 1, d)``.
 
     On a flat space the mean squared displacement is :math:`d\,t`; on a compact one the law tends to that of
     `sample_uniform`. Each step is a Gaussian tangent :math:`\xi \sim N(0, M^{-1}\, dt)` followed along its geodesic,
@@ -121,15 +117,10 @@ def brownian_motion(
         exponential: whether steps are exact geodesics.
         random_state: a seed or a generator of the random numbers.
 
-    Returns:
-        The paths, ``(*batch, num_steps + 1, d)``.
-
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z, 1.0))
-        >>> pb.statistics.brownian_motion(metric, torch.zeros(4, 2), time=1.0, num_steps=10, random_state=0).shape
-        torch.Size([4, 11, 2])
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> pb.statistics.brownian_motion(metric, torch.zeros(4, 2), time=1.0, num_steps=10, random_state=0).shape
+    torch.Size([4, 11, 2])
     """
     if time < 0 or num_steps < 1:
         raise ValueError(

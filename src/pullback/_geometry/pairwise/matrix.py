@@ -77,18 +77,13 @@ def pairwise_distances(
     Returns:
         The matrix, on the device of ``Z``; with `out` a `DistanceStore`.
 
-    Raises:
-        ConvergenceError: with ``errors="raise"``, if a path did not converge.
-        ValueError: if the store at `out` is that of another job.
-
-    Example:
-        >>> import torch, pullback as pb
-        >>> codes = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
-        >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
-        >>> pb.pairwise_distances(metric, codes)
-        tensor([[0.0000, 5.0000, 2.0000],
-                [5.0000, 0.0000, 3.6056],
-                [2.0000, 3.6056, 0.0000]], dtype=torch.float64)
+    >>> import torch, pullback as pb
+    >>> codes = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
+    >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> pb.pairwise_distances(metric, codes)
+    tensor([[0.0000, 5.0000, 2.0000],
+            [5.0000, 0.0000, 3.6056],
+            [2.0000, 3.6056, 0.0000]], dtype=torch.float64)
     """
     check_options(block_size=block_size, batch_size=batch_size)
     if shard is not None and out is None:

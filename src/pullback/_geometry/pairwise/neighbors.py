@@ -95,7 +95,22 @@ class Neighbors:
             raise ValueError(
                 "Connectivities are those of a set of codes with itself: call pullback.neighbors without queries."
             )
-        return fuzzy_union(self.distances)
+        n, counts = len(self.certified), np.diff(self.distances.indptr)
+        rows, d = np.repeat(np.arange(n), counts), self.distances.data.astype(float)
+        closest = np.full(n, np.inf)
+        np.minimum.at(closest, rows[d > 0], d[d > 0])
+        excess = np.maximum(d - np.where(np.isfinite(closest), closest, 0.0)[rows], 0.0)
+        low, high, scale, target = np.zeros(n), np.full(n, np.inf), np.ones(n), np.log2(counts + 1.0)
+        for _ in range(_BISECTIONS):
+            with np.errstate(under="ignore"):
+                total = np.bincount(rows, np.exp(-excess / scale[rows]), minlength=n)
+            high, low = np.where(total > target, scale, high), np.where(total > target, low, scale)
+            scale = np.where(np.isinf(high), 2 * scale, 0.5 * (low + np.minimum(high, 1e300)))
+        mean, overall = np.bincount(rows, d, minlength=n) / np.maximum(counts, 1), d.mean() if len(d) else 1.0
+        scale = np.maximum(scale, _MIN_SCALE * np.where(mean > 0, mean, overall)).clip(np.finfo(float).tiny)
+        one_way = self.distances.astype(float)
+        one_way.data = np.exp(-excess / scale[rows])
+        return sparse.csr_array(one_way + one_way.T - one_way * one_way.T)
 
     def to_anndata(self, adata: Any, *, key: str = "pullback", use_rep: str | None = None) -> None:
         """Puts the neighbors where scanpy looks for them.
@@ -157,12 +172,11 @@ def neighbors(
         batch_size: as in `pullback.pairwise_distances`.
         errors: as in `pullback.pairwise_distances`. Pairs that fail are no neighbors.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
-        >>> found = pb.neighbors(metric, torch.tensor([[0.0], [1.0], [3.0]], dtype=torch.float64), k=1)
-        >>> found.distances.toarray().round(6).tolist(), found.certified.all().item()
-        ([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 2.0, 0.0]], True)
+    >>> import torch, pullback as pb
+    >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> found = pb.neighbors(metric, torch.tensor([[0.0], [1.0], [3.0]], dtype=torch.float64), k=1)
+    >>> found.distances.toarray().round(6).tolist(), found.certified.all().item()
+    ([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 2.0, 0.0]], True)
     """
     check_options(max_candidates=max_candidates, batch_size=batch_size)
     own = queries is None
@@ -226,25 +240,20 @@ class _Candidates:
         return sparse.csr_array((values, self.column[kept], pointer), shape=self.shape), reach
 
 
-@dataclass(frozen=True, eq=False)
-class Positions:
-    """Codes as points of flat space, ``(n, r)``, and whether no distance falls below the flat one."""
+def positions(metric: Metric, codes: Tensor) -> tuple[Tensor, bool]:
+    """Points ``(n, r)`` in the metric's Euclidean embedding, and whether flat distances are lower bounds.
 
-    points: Tensor
-    is_bound: bool
-
-
-def positions(metric: Metric, codes: Tensor) -> Positions:
-    """In the metric's Euclidean embedding, or the codes themselves, which only rank, if it has none."""
+    If it has none the codes themselves, which only rank.
+    """
     sample = _embed(metric, codes[torch.linspace(0, len(codes) - 1, min(len(codes), _SAMPLE)).long().to(codes.device)])
     if sample is None:
-        return Positions(codes.double(), False)
+        return codes.double(), False
     center, parts = sample.nanmean(0), []
     basis = torch.linalg.svd(sample[sample.isfinite().all(-1)] - center, full_matrices=False).Vh[:_MAX_COORDINATES]
     for some in codes.split(MAX_DECODED):
         embedded = _embed(metric, some)
         if embedded is None:
-            return Positions(codes.double(), False)
+            return codes.double(), False
         moved = embedded - center
         leading = moved @ basis.mT
         rest = torch.linalg.vector_norm(moved - leading @ basis, dim=-1, keepdim=True)
@@ -257,7 +266,7 @@ def positions(metric: Metric, codes: Tensor) -> Positions:
         family = lower_bounds(metric, codes[i], codes[j]).double()
     flat = torch.linalg.vector_norm(points[i] - points[j], dim=-1)
     known = flat.isfinite() & family.isfinite()
-    return Positions(points, bool((flat[known] <= family[known] * (1 + _ROUNDING) + 1e-12).all()))
+    return points, bool((flat[known] <= family[known] * (1 + _ROUNDING) + 1e-12).all())
 
 
 def _embed(metric: Metric, codes: Tensor) -> Tensor | None:
@@ -287,9 +296,9 @@ def nearest_in_position(queries: Tensor, points: Tensor, num: int, *, own: bool)
 
 @progress("candidates")
 def _candidates(metric: Metric, queries: Tensor, codes: Tensor, k: int, num: int, own: bool) -> _Candidates:
-    both = positions(metric, codes if own else torch.cat([codes, queries]))
-    points, asked = both.points[: len(codes)], both.points if own else both.points[len(codes) :]
-    index, flat, beyond = (x.cpu().numpy() for x in nearest_in_position(asked, points, num, own=own))
+    points, is_bound = positions(metric, codes if own else torch.cat([codes, queries]))
+    asked = points[-len(queries) :]
+    index, flat, beyond = (x.cpu().numpy() for x in nearest_in_position(asked, points[: len(codes)], num, own=own))
     known = np.isfinite(flat)
     # On the far side of a wall codes look alike and are not near, so those nearest in the latent space count too.
     near = _near_in_latent_space(queries, codes, k, own)
@@ -298,7 +307,7 @@ def _candidates(metric: Metric, queries: Tensor, codes: Tensor, k: int, num: int
         row, column = np.minimum(row, column), np.maximum(row, column)
     first, second = np.divmod(np.unique(row.astype(np.int64) * len(codes) + column), len(codes))
     lower, straight = _measured(metric, queries, codes, first, second)
-    if not both.is_bound:
+    if not is_bound:
         beyond = np.full(len(queries), np.inf if num >= len(codes) - own else 0.0)
     row, column, pair = first, second, np.arange(len(first))
     if own:
@@ -330,23 +339,3 @@ def _measured(metric: Metric, a: Tensor, b: Tensor, *pairs: np.ndarray) -> tuple
             found.append(tuple(x.double().cpu().numpy() for x in measures))
     lower, straight = map(np.concatenate, zip(*found, strict=True))
     return np.nan_to_num(lower), np.nan_to_num(straight, nan=np.inf)
-
-
-def fuzzy_union(distances: sparse.csr_array) -> sparse.csr_array:
-    """Weights of the symmetric neighbor graph."""
-    counts = np.diff(distances.indptr)
-    n = len(counts)
-    rows, d = np.repeat(np.arange(n), counts), distances.data.astype(float)
-    nearest = np.full(n, np.inf)
-    np.minimum.at(nearest, rows[d > 0], d[d > 0])
-    excess = np.maximum(d - np.where(np.isfinite(nearest), nearest, 0.0)[rows], 0.0)
-    low, high, scale, target = np.zeros(n), np.full(n, np.inf), np.ones(n), np.log2(counts + 1.0)
-    for _ in range(_BISECTIONS):
-        with np.errstate(under="ignore"):
-            total = np.bincount(rows, np.exp(-excess / scale[rows]), minlength=n)
-        high, low = np.where(total > target, scale, high), np.where(total > target, low, scale)
-        scale = np.where(np.isinf(high), 2 * scale, 0.5 * (low + np.minimum(high, 1e300)))
-    mean, overall = np.bincount(rows, d, minlength=n) / np.maximum(counts, 1), d.mean() if len(d) else 1.0
-    scale = np.maximum(scale, _MIN_SCALE * np.where(mean > 0, mean, overall)).clip(np.finfo(float).tiny)
-    one_way = sparse.csr_array((np.exp(-excess / scale[rows]), distances.indices, distances.indptr), distances.shape)
-    return sparse.csr_array(one_way + one_way.T - one_way * one_way.T)

@@ -39,14 +39,13 @@ class DistanceStore:
         num_blocks, num_missing: how many blocks there are, and how many are not finished.
         num_solved: blocks that the call that returned this store solved; 0 if it was opened.
 
-    Example:
-        >>> import tempfile, torch, pullback as pb
-        >>> codes = torch.rand(5, 2, dtype=torch.float64)
-        >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
-        >>> folder = tempfile.mkdtemp() + "/d.zarr"
-        >>> store = pb.pairwise_distances(metric, codes, out=folder)
-        >>> store.distances[:2].shape, store.failures(), pb.results.DistanceStore.open(folder).complete
-        ((2, 5), [], True)
+    >>> import tempfile, torch, pullback as pb
+    >>> codes = torch.rand(5, 2, dtype=torch.float64)
+    >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> folder = tempfile.mkdtemp() + "/d.zarr"
+    >>> store = pb.pairwise_distances(metric, codes, out=folder)
+    >>> store.distances[:2].shape, store.failures(), pb.results.DistanceStore.open(folder).complete
+    ((2, 5), [], True)
     """
 
     path: Path
