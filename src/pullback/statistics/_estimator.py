@@ -1,7 +1,6 @@
-r"""What the estimators share: scikit-learn's habits, NumPy or torch at the door, and files without pickles.
+"""What the estimators share: scikit-learn's habits, files without pickles, and NumPy or torch at the door.
 
-Data may be NumPy arrays or torch tensors, and what comes out is of the kind that went in: the fitted attributes follow
-the data of `fit`, the answers those of the call. Without a metric every estimator is its Euclidean namesake.
+What comes out is of the kind that went in: fitted attributes follow the data of `fit`, answers those of the call.
 """
 
 from __future__ import annotations

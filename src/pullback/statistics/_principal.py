@@ -1,8 +1,4 @@
-r"""Principal geodesics: the directions from the mean in which the data vary most.
-
-A component is a tangent :math:`u_k` at the Fréchet mean μ; the geodesic :math:`t \mapsto \mathrm{Exp}_\mu(t\,u_k)` is
-what it stands for (Fletcher et al. 2004, in the linearized form, which is also called tangent PCA).
-"""
+"""Principal geodesics: the directions from the mean in which the data vary most."""
 
 from __future__ import annotations
 
@@ -26,9 +22,10 @@ from pullback.statistics._paths import DEFAULT_RTOL
 class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
     r"""Principal component analysis of the logarithms at the Fréchet mean, in the metric's inner product.
 
-    `transform` gives the coordinates :math:`\langle \mathrm{Log}_\mu(z), u_k \rangle_{M(\mu)}` of codes and
-    `inverse_transform` the codes :math:`\mathrm{Exp}_\mu(\sum_k s_k u_k)`. Distances from the mean are kept: with all
-    components, \|s\| is :math:`d(\mu, z)`. In flat space it is `sklearn.decomposition.PCA`.
+    A component is a tangent :math:`u_k` at the mean and stands for a geodesic from there (Fletcher et al. 2004, in the
+    linearized form, also called tangent PCA). `transform` gives the coordinates :math:`\langle \mathrm{Log}_\mu(z), u_k
+    \rangle_{M(\mu)}` of codes and `inverse_transform` the codes :math:`\mathrm{Exp}_\mu(\sum_k s_k u_k)`. Distances from
+    the mean are kept: with all components, \|s\| is :math:`d(\mu, z)`. In flat space it is `sklearn.decomposition.PCA`.
 
     Args:
         metric: the geometry; None for flat space.
@@ -74,10 +71,8 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
         directions = directions[:num] * torch.where(largest[:num] < 0, -1, 1)
         self.mean_, self.n_components_ = like(found.mean, X), num
-        self.components_, self.covectors_ = (
-            like(directions @ torch.linalg.pinv(root, rtol=1e-6, hermitian=True), X),
-            like(directions @ root, X),
-        )
+        inverse = torch.linalg.pinv(root, rtol=1e-6, hermitian=True)
+        self.components_, self.covectors_ = like(directions @ inverse, X), like(directions @ root, X)
         variance = values**2 / (len(codes) - 1)
         self.explained_variance_, self.singular_values_ = like(variance[:num], X), like(values[:num], X)
         total = variance.sum().clamp_min(torch.finfo(variance.dtype).tiny)
