@@ -24,8 +24,9 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     A component is a tangent :math:`u_k` at the mean and stands for a geodesic from there (Fletcher et al. 2004, in the
     linearized form, also called tangent PCA). `transform` gives the coordinates :math:`\langle \mathrm{Log}_\mu(z), u_k
-    \rangle_{M(\mu)}` of codes and `inverse_transform` the codes :math:`\mathrm{Exp}_\mu(\sum_k s_k u_k)`. With all components
-    distances from the mean are kept, \|s\| is :math:`d(\mu, z)`. In flat space it is `sklearn.decomposition.PCA`.
+    \rangle_{M(\mu)}` of codes and `inverse_transform` the codes :math:`\mathrm{Exp}_\mu(\sum_k s_k u_k)`. Distances
+    from the mean are kept: with all components, \|s\| is :math:`d(\mu, z)`. In flat space it is
+    `sklearn.decomposition.PCA`.
 
     Args:
         metric: the geometry; None for flat space.

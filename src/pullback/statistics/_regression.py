@@ -99,8 +99,8 @@ class GeodesicRegression(RegressorMixin, Estimator):
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         r"""The share of the variance that is explained, :math:`R^2 = 1 - \sum_i d^2(z_i, \hat z_i) / \sum_i d^2(z_i,
         \mu)` (Fletcher 2011)."""
-        codes, predicted = self._targets(y), torch.as_tensor(self.predict(X))
-        codes, predicted = codes.reshape(len(codes), -1), predicted.reshape(len(predicted), -1).to(codes)
+        both = self._targets(y), torch.as_tensor(self.predict(X))
+        codes, predicted = (z[:, None].to(both[0]) if z.ndim == 1 else z.to(both[0]) for z in both)
         a, b = tuple(predicted.shape), tuple(codes.shape)
         if a != b:
             raise ValueError(f"Predictions have shape {a} and the codes y {b}: give one code per row of X.")
