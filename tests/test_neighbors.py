@@ -15,7 +15,7 @@ import pullback as pb
 from helpers import network
 from problems import PROBLEMS
 from pullback import cli
-from pullback._geometry.pairwise.neighbors import fuzzy_union, nearest_in_position, positions
+from pullback._geometry.pairwise.neighbors import nearest_in_position, positions
 
 NORMAL, SIMPLEX, SPHERE = (PROBLEMS[i] for i in (3, 5, 7))
 
@@ -90,14 +90,14 @@ def test_where_chords_mislead_rows_are_not_certified_unless_all_are_solved():
 @pytest.mark.parametrize("metric", [pixels(), SPHERE.metric, SIMPLEX.metric], ids=["pixels", "sphere", "simplex"])
 def test_positions_bound_distances_from_below(metric):
     Z = 0.5 * codes(12)
-    found = positions(metric, Z)
-    assert found.is_bound
-    flat = torch.cdist(found.points, found.points)
+    points, is_bound = positions(metric, Z)
+    assert is_bound
+    flat = torch.cdist(points, points)
     assert (flat <= pb.pairwise_distances(metric, Z, n_jobs=1) * (1 + 1e-6) + 1e-12).all()
 
 
 def test_positions_of_a_family_that_codes_leave_are_no_bounds():
-    assert not positions(scales(), codes(12)).is_bound
+    assert not positions(scales(), codes(12))[1]
 
 
 def test_nearest_positions():
@@ -150,7 +150,7 @@ def test_connectivities_are_those_of_umap():
     graph = sparse.csr_array(
         (flat.values.numpy().ravel(), flat.indices.numpy().ravel(), np.arange(0, 251, 5)), shape=(50, 50)
     )
-    weights = fuzzy_union(graph).toarray()
+    weights = pb.results.Neighbors(graph, np.ones(50, bool), 0, 5).connectivities().toarray()
     np.testing.assert_allclose(weights, weights.T, rtol=1e-12)
     lone = np.exp(-(graph.data.reshape(50, 5) - graph.data.reshape(50, 5)[:, :1]) / scale_of(graph)[:, None])
     np.testing.assert_allclose(lone.sum(1), np.log2(6), rtol=1e-9)

@@ -59,7 +59,13 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _run(options: Options) -> str:
-    metric, codes = _metric(options), _codes(options)
+    made, _ = own(options.decoder)
+    made = made.to(options.device) if isinstance(made, torch.nn.Module) else made
+    metric = made if isinstance(made, pb.Metric) else pb.FisherRaoMetric(pb.WithPrior(made) if options.prior else made)
+    array = np.load(options.codes, allow_pickle=False)
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
+        raise ValueError(f"{options.codes} must hold floating-point codes (n, d); it has {array.dtype} {array.shape}.")
+    codes = torch.from_numpy(array).to(options.device)
     alone = options.dask is not None or options.device != "cpu"
     engine: dict[str, Any] = {"n_jobs": 1 if alone else options.workers, "client": options.dask}
     engine |= {"batch_size": options.batch_size, "out": options.out}
@@ -71,33 +77,12 @@ def _run(options: Options) -> str:
         found = pb.neighbors(metric, codes, options.neighbors, **engine)
         sparse.save_npz(options.out / "neighbors.npz", sparse.csr_matrix(found.distances))
         return f"{found!r}; {options.out / 'neighbors.npz'} is complete"
-    shard = _shard(options.shard)
-    store: Any = pb.pairwise_distances(metric, codes, shard=shard, block_size=options.block_size, **engine)
+    shard = (options.shard or "0/1").partition("/")[::2]
+    if not all(number.isdigit() for number in shard):
+        raise ValueError(f"Give the shard as i/n, such as 0/8; got {options.shard!r}.")
+    engine |= {"shard": tuple(map(int, shard)), "block_size": options.block_size}
+    store: Any = pb.pairwise_distances(metric, codes, **engine)
     failed = store.failures()
     rest = "complete" if store.complete else f"{store.num_missing} of {store.num_blocks} blocks to go"
     lines = [f"{store.num_solved} blocks solved; {store.path} is {rest}; {len(failed)} pairs have no distance"]
     return "\n".join([*lines, *(f"- ({i}, {j}): {message}" for i, j, message in failed[:10])])
-
-
-def _metric(options: Options) -> pb.Metric:
-    made, _ = own(options.decoder)
-    made = made.to(options.device) if isinstance(made, torch.nn.Module) else made
-    if isinstance(made, pb.Metric):
-        return made
-    return pb.FisherRaoMetric(pb.WithPrior(made) if options.prior else made)
-
-
-def _codes(options: Options) -> torch.Tensor:
-    array = np.load(options.codes, allow_pickle=False)
-    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
-        raise ValueError(f"{options.codes} must hold floating-point codes (n, d); it has {array.dtype} {array.shape}.")
-    return torch.from_numpy(array).to(options.device)
-
-
-def _shard(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    first, _, second = text.partition("/")
-    if not (first.isdigit() and second.isdigit()):
-        raise ValueError(f"Give the shard as i/n, such as 0/8; got {text!r}.")
-    return int(first), int(second)

@@ -16,13 +16,11 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, Transfor
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from pullback._metrics.base import Metric
 from pullback._numerics.random import RandomState, as_generator
 from pullback._progress import progress
-from pullback._solvers.base import Solver
 from pullback.statistics._estimator import Array, Estimator, like
 from pullback.statistics._means import Balance
-from pullback.statistics._paths import DEFAULT_RTOL, Paths, Starts
+from pullback.statistics._paths import DEFAULT_RTOL, Paths
 from pullback.statistics._stars import Star, star
 
 # Newton steps of the centers between two assignments. A choice: fewer would assign codes to centers still on the move.
@@ -50,34 +48,27 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
         n_init: runs from different initial centers, of which the best is kept.
         max_iter: rounds of one run.
         rtol: relative accuracy of the centers, as in `pullback.statistics.frechet_mean`.
-        init: where the search for shortest paths starts, as in `pullback.geodesic`.
-        solver: of shortest paths.
+        init, solver: as in `pullback.geodesic`.
         random_state: of k-means++.
 
     Attributes:
-        cluster_centers_: ``(n_clusters, d)``.
-        labels_: the cluster of each code, ``(n,)``.
+        cluster_centers_, labels_: the centers ``(n_clusters, d)``, and the cluster of each code, ``(n,)``.
         inertia_: the sum above.
-        n_iter_: rounds of the best run.
-        converged_: whether that came to rest within `max_iter` rounds.
+        n_iter_, converged_: rounds of the best run, and whether it came to rest within `max_iter` of them.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> z = torch.tensor([[0.0], [0.1], [5.0], [5.1]], dtype=torch.float64)
-        >>> pb.statistics.GeodesicKMeans(n_clusters=2, random_state=0).fit(z).cluster_centers_.sort(0).values
-        tensor([[0.0500],
-                [5.0500]], dtype=torch.float64)
+    >>> import torch, pullback as pb
+    >>> z = torch.tensor([[0.0], [0.1], [5.0], [5.1]], dtype=torch.float64)
+    >>> pb.statistics.GeodesicKMeans(n_clusters=2, random_state=0).fit(z).cluster_centers_.sort(0).values
+    tensor([[0.0500],
+            [5.0500]], dtype=torch.float64)
     """
 
-    metric: Metric | None = None
     n_clusters: int = 8
     _: KW_ONLY
     init_centers: str | Array = "k-means++"
     n_init: int = 1
     max_iter: int = 100
     rtol: float = DEFAULT_RTOL
-    init: Starts = None
-    solver: Solver | None = None
     random_state: RandomState = None
 
     @progress("k-means")
@@ -93,8 +84,7 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
 
     def predict(self, X: Any) -> Any:
         """The nearest center of each code, ``(n,)``."""
-        codes = self._codes(X)
-        return like(_assign(self._paths(), codes, torch.as_tensor(self.cluster_centers_).to(codes))[0], X)
+        return _nearest(self, X)
 
     def transform(self, X: Any) -> Any:
         """The distances of codes to all centers, ``(n, n_clusters)``."""
@@ -134,7 +124,6 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
             own = found.expansion.energy.clamp_min(0).sqrt().nan_to_num(torch.inf)
             # no distance has fallen by more than its center has moved; that to a code's own center is known
             lower = (lower - paths.distances(centers, found.centers)).clamp_min(0)
-            lower[rows, labels] = own
             centers = found.centers
             lower = torch.maximum(lower, torch.where(lower < own[:, None], paths.lower_bounds(codes, centers), 0))
             lower[rows, labels] = own
@@ -160,30 +149,23 @@ class GeodesicKMedoids(ClusterMixin, Estimator):
         metric: the geometry; None for flat space.
         n_clusters: how many.
         max_iter: swaps at most.
-        init: where the search for shortest paths starts, as in `pullback.geodesic`.
-        solver: of shortest paths.
+        init, solver: as in `pullback.geodesic`.
 
     Attributes:
-        cluster_centers_: ``(n_clusters, d)``; None if only distances were given.
-        medoid_indices_: which codes they are.
-        labels_: the cluster of each code, ``(n,)``.
-        inertia_: the sum above.
-        n_iter_: the number of swaps.
-        converged_: whether no further swap helps.
+        cluster_centers_, medoid_indices_: the centers ``(n_clusters, d)``, None if only distances were given, and which
+            codes they are.
+        labels_, inertia_: the cluster of each code, ``(n,)``, and the sum above.
+        n_iter_, converged_: the number of swaps, and whether no further one helps.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> D = torch.tensor([[0.0, 1.0, 9.0], [1.0, 0.0, 9.0], [9.0, 9.0, 0.0]])
-        >>> pb.statistics.GeodesicKMedoids(n_clusters=2).fit(None, distances=D).labels_
-        tensor([0, 0, 1])
+    >>> import torch, pullback as pb
+    >>> D = torch.tensor([[0.0, 1.0, 9.0], [1.0, 0.0, 9.0], [9.0, 9.0, 0.0]])
+    >>> pb.statistics.GeodesicKMedoids(n_clusters=2).fit(None, distances=D).labels_
+    tensor([0, 0, 1])
     """
 
-    metric: Metric | None = None
     n_clusters: int = 8
     _: KW_ONLY
     max_iter: int = 300
-    init: Starts = None
-    solver: Solver | None = None
 
     @progress("k-medoids")
     def fit(self, X: Any, y: Any = None, *, distances: Array | None = None) -> Self:
@@ -206,10 +188,9 @@ class GeodesicKMedoids(ClusterMixin, Estimator):
 
     def predict(self, X: Any) -> Any:
         """The nearest medoid of each code, ``(n,)``."""
-        codes = self._codes(X)
-        if self.cluster_centers_ is None:
+        if hasattr(self, "inertia_") and self.cluster_centers_ is None:
             raise NotFittedError("Only distances were given to fit, so medoids have no codes: fit(codes, distances=D).")
-        return like(_assign(self._paths(), codes, torch.as_tensor(self.cluster_centers_).to(codes))[0], X)
+        return _nearest(self, X)
 
 
 def plus_plus(paths: Paths, codes: Tensor, num: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -228,17 +209,19 @@ def plus_plus(paths: Paths, codes: Tensor, num: int, source: torch.Generator) ->
         chosen = torch.cat([chosen, torch.multinomial(odds, 1, generator=source)])
 
 
-def _assign(
-    paths: Paths, codes: Tensor, centers: Tensor, known: tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, Tensor]:
-    """The nearest center of each code, and lower bounds that are distances where needed; known ones, at the labels."""
-    rows = torch.arange(len(codes), device=codes.device)
-    if known is None:
-        lower = paths.lower_bounds(codes, centers)
-        labels = lower.argmin(1)
-        lower[rows, labels] = paths.distances(codes, centers[labels])
-    else:
-        lower, labels = known[0].clone(), known[1]
+def _nearest(model: GeodesicKMeans | GeodesicKMedoids, X: Any) -> Any:
+    """The nearest center of each code."""
+    codes, paths = model._codes(X), model._paths()
+    centers = torch.as_tensor(model.cluster_centers_).to(codes)
+    lower = paths.lower_bounds(codes, centers)
+    labels = lower.argmin(1, keepdim=True)
+    lower.scatter_(1, labels, paths.distances(codes, centers[labels[:, 0]])[:, None])
+    return like(_assign(paths, codes, centers, lower, labels[:, 0])[0], X)
+
+
+def _assign(paths: Paths, codes: Tensor, centers: Tensor, lower: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest centers, from lower bounds that are distances at the labels, and bounds that are where needed."""
+    rows, lower = torch.arange(len(codes), device=codes.device), lower.clone()
     i, j = (lower < lower[rows, labels][:, None]).nonzero(as_tuple=True)
     lower[i, j] = paths.distances(codes[i], centers[j])
     best = lower.argmin(1)
@@ -250,7 +233,7 @@ def _reassign(
     paths: Paths, codes: Tensor, centers: Tensor, lower: Tensor, labels: Tensor, rays: Star
 ) -> tuple[Tensor, Star, Tensor, int]:
     """The nearest centers, the paths from them, lower bounds, and how many codes changed their cluster."""
-    new, lower = _assign(paths, codes, centers, (lower, labels))
+    new, lower = _assign(paths, codes, centers, lower, labels)
     changed = (new != labels).nonzero()[:, 0]
     if len(changed):
         rays = rays.replaced(changed, star(paths, centers[new[changed]], codes[changed]))

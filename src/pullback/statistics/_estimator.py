@@ -1,13 +1,13 @@
-r"""What the estimators share: scikit-learn's habits, NumPy or torch at the door, and files without pickles.
+"""What the estimators share: scikit-learn's habits, files without pickles, and NumPy or torch at the door.
 
-Data may be NumPy arrays or torch tensors, and what comes out is of the kind that went in: the fitted attributes follow
-the data of `fit`, the answers those of the call. Without a metric every estimator is its Euclidean namesake.
+What comes out is of the kind that went in: fitted attributes follow the data of `fit`, answers those of the call.
 """
 
 from __future__ import annotations
 
 import abc
 import json
+from dataclasses import KW_ONLY, dataclass
 from os import PathLike
 from typing import Any, Self
 
@@ -21,18 +21,22 @@ from torch import Tensor
 
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
-from pullback.statistics._paths import DEFAULT_RTOL, Flat, Paths
+from pullback._solvers.base import Solver
+from pullback.statistics._paths import DEFAULT_RTOL, Flat, Paths, Starts
 
 Array = np.ndarray | Tensor
-_PLAIN = (bool, int, float, str, type(None))
 # Parameters that must be positive, checked with the codes.
 _POSITIVE = ("rtol", "max_iter", "n_init", "num_points")
 
 
+@dataclass(eq=False, repr=False)
 class Estimator(BaseEstimator, abc.ABC):
-    """The base of the estimators (abstract): data of either kind, the metric, saving and loading."""
+    """The base of the estimators (abstract): data of either kind, the metric and its paths, saving and loading."""
 
-    metric: Metric | None
+    metric: Metric | None = None
+    _: KW_ONLY
+    init: Starts = None
+    solver: Solver | None = None
 
     @abc.abstractmethod
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -45,19 +49,19 @@ class Estimator(BaseEstimator, abc.ABC):
         """
         check_is_fitted(self)
         params = self.get_params(deep=False)
-        plain = {name: value for name, value in params.items() if isinstance(value, _PLAIN)}
+        plain = {n: v for n, v in params.items() if isinstance(v, bool | int | float | str | None)}
         fitted = {n: v for n, v in vars(self).items() if n.endswith("_") and not n.startswith("_")}
-        arrays = {n: v for n, v in fitted.items() if isinstance(v, Tensor | np.ndarray)}
-        tensors = {n: v for n, v in arrays.items() if isinstance(v, Tensor) or v.dtype.kind in "fiub"}
+        arrays = {n: v for n, v in fitted.items() if isinstance(v, np.ndarray) and v.dtype.kind in "fiub"}
+        tensors = {n: torch.as_tensor(v) for n, v in fitted.items() if n in arrays or isinstance(v, Tensor)}
         header = {
             "estimator": type(self).__name__,
             "params": plain,
             "objects": sorted(params.keys() - plain.keys()),
-            "numpy": sorted(n for n, v in tensors.items() if not isinstance(v, Tensor)),
-            "attributes": {n: _plain(n, v) for n, v in fitted.items() if n not in tensors},
+            "numpy": sorted(arrays),
+            "attributes": {n: v for n, v in fitted.items() if n not in tensors},
         }
-        columns = {n: torch.as_tensor(v).detach().cpu().contiguous().clone() for n, v in tensors.items()}
-        save_file(columns, path, metadata={"pullback": json.dumps(header)})
+        columns = {n: v.detach().cpu().contiguous().clone() for n, v in tensors.items()}
+        save_file(columns, path, metadata={"pullback": json.dumps(header, default=lambda value: value.tolist())})
 
     @classmethod
     def load(cls, path: str | PathLike[str], **params: Any) -> Self:
@@ -82,9 +86,8 @@ class Estimator(BaseEstimator, abc.ABC):
 
     def _paths(self, rtol: float | None = None) -> Paths:
         """How paths are found, by the parameters `metric`, `init`, `solver` and `rtol`."""
-        rtol = getattr(self, "rtol", DEFAULT_RTOL) if rtol is None else rtol
         metric = Flat() if self.metric is None else self.metric
-        return Paths(metric, getattr(self, "init", None), getattr(self, "solver", None), rtol or DEFAULT_RTOL)
+        return Paths(metric, self.init, self.solver, rtol or getattr(self, "rtol", None) or DEFAULT_RTOL)
 
     def _codes(self, X: Any, *, reset: bool = False, **checks: Any) -> Tensor:
         """Codes ``(n, d)``, checked as scikit-learn does, as a tensor of the decoder's kind; `reset` when fitting."""
@@ -93,23 +96,12 @@ class Estimator(BaseEstimator, abc.ABC):
         check_options(**{name: value for name, value in self.get_params(deep=False).items() if name in _POSITIVE})
         plain: Any = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
         array = validate_data(self, plain, reset=reset, dtype=[np.float64, np.float32], **checks)
-        codes = X.detach() if isinstance(X, Tensor) and X.is_floating_point() else owned(array)
+        # a copy, since torch warns of memory that it may not write to
+        is_float = isinstance(X, Tensor) and X.is_floating_point()
+        codes = X.detach() if is_float else torch.from_numpy(np.array(array, order="C"))
         return codes if self.metric is None else codes_for(self.metric, codes)[0]
-
-
-def owned(values: Any) -> Tensor:
-    """A tensor of an array's numbers; a copy, since torch warns of memory that it may not write to."""
-    return values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.array(values, order="C"))
 
 
 def like(value: Tensor, X: Any) -> Any:
     """A result as the caller's kind of array: a tensor for tensors, else NumPy."""
     return value if isinstance(X, Tensor) else value.detach().cpu().numpy()
-
-
-def _plain(name: str, value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if not isinstance(value, _PLAIN):
-        raise TypeError(f"The attribute {name} is a {type(value).__name__}, which cannot be written to a file.")
-    return value

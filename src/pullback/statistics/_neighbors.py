@@ -12,10 +12,9 @@ from sklearn.base import DensityMixin
 from torch import Tensor
 
 from pullback._geometry.pairwise.neighbors import neighbors
-from pullback._metrics.base import Metric
-from pullback._solvers.base import ConvergenceError, Solver
+from pullback._solvers.base import ConvergenceError
 from pullback.statistics._estimator import Estimator, like
-from pullback.statistics._paths import DEFAULT_RTOL, Paths, Starts
+from pullback.statistics._paths import DEFAULT_RTOL, Paths
 
 # Bandwidths beyond which a kernel counts as zero: exp(-18) is 1.5e-8.
 _REACH = 6.0
@@ -33,27 +32,21 @@ class GeodesicNeighbors(Estimator):
     Args:
         metric: the geometry; None for flat space.
         n_neighbors: how many, unless `kneighbors` is told otherwise.
-        init: where the search for shortest paths starts, as in `pullback.geodesic`.
-        solver: of shortest paths.
+        init, solver: as in `pullback.geodesic`.
 
     Attributes:
         codes_: those fitted to, ``(n, d)``.
         n_solved_: how many pairs the last call solved.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> z = torch.tensor([[0.0], [1.0], [5.0]], dtype=torch.float64)
-        >>> pb.statistics.GeodesicNeighbors(n_neighbors=1).fit(z).kneighbors(return_distance=False)
-        tensor([[1],
-                [0],
-                [1]])
+    >>> import torch, pullback as pb
+    >>> z = torch.tensor([[0.0], [1.0], [5.0]], dtype=torch.float64)
+    >>> pb.statistics.GeodesicNeighbors(n_neighbors=1).fit(z).kneighbors(return_distance=False)
+    tensor([[1],
+            [0],
+            [1]])
     """
 
-    metric: Metric | None = None
     n_neighbors: int = 5
-    _: KW_ONLY
-    init: Starts = None
-    solver: Solver | None = None
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Remembers the codes ``(n, d)``."""
@@ -110,26 +103,21 @@ class GeodesicKernelDensity(DensityMixin, Estimator):
         stretch: whether to compute θ, from neighboring geodesics: 2 d for each pair within reach. Without it the
             integral of a kernel is off by the order of h² times the curvature.
         rtol: relative accuracy of distances.
-        init: where the search for shortest paths starts, as in `pullback.geodesic`.
-        solver: of shortest paths.
+        init, solver: as in `pullback.geodesic`.
 
     Attributes:
         codes_: those fitted to, ``(n, d)``.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> z = torch.zeros(1, 1, dtype=torch.float64)
-        >>> pb.statistics.GeodesicKernelDensity().fit(z).score_samples(z).exp()  # one over the root of 2π
-        tensor([0.3989], dtype=torch.float64)
+    >>> import torch, pullback as pb
+    >>> z = torch.zeros(1, 1, dtype=torch.float64)
+    >>> pb.statistics.GeodesicKernelDensity().fit(z).score_samples(z).exp()  # one over the root of 2π
+    tensor([0.3989], dtype=torch.float64)
     """
 
-    metric: Metric | None = None
     bandwidth: float = 1.0
     _: KW_ONLY
     stretch: bool = True
     rtol: float = DEFAULT_RTOL
-    init: Starts = None
-    solver: Solver | None = None
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Remembers the codes ``(n, d)``."""

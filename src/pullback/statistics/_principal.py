@@ -1,8 +1,4 @@
-r"""Principal geodesics: the directions from the mean in which the data vary most.
-
-A component is a tangent :math:`u_k` at the Fréchet mean μ; the geodesic :math:`t \mapsto \mathrm{Exp}_\mu(t\,u_k)` is
-what it stands for (Fletcher et al. 2004, in the linearized form, which is also called tangent PCA).
-"""
+"""Principal geodesics: the directions from the mean in which the data vary most."""
 
 from __future__ import annotations
 
@@ -15,28 +11,28 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from pullback._decoders.contract import as_codes
-from pullback._metrics.base import Metric
 from pullback._progress import progress
-from pullback._solvers.base import ConvergenceError, Solver
+from pullback._solvers.base import ConvergenceError
 from pullback.statistics._estimator import Estimator, like
 from pullback.statistics._frechet import frechet_mean
-from pullback.statistics._paths import DEFAULT_RTOL, Starts
+from pullback.statistics._paths import DEFAULT_RTOL
 
 
 @dataclass(eq=False, repr=False)
 class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Estimator):
     r"""Principal component analysis of the logarithms at the Fréchet mean, in the metric's inner product.
 
-    `transform` gives the coordinates :math:`\langle \mathrm{Log}_\mu(z), u_k \rangle_{M(\mu)}` of codes and
-    `inverse_transform` the codes :math:`\mathrm{Exp}_\mu(\sum_k s_k u_k)`. Distances from the mean are kept: with all
-    components, \|s\| is :math:`d(\mu, z)`. In flat space it is `sklearn.decomposition.PCA`.
+    A component is a tangent :math:`u_k` at the mean and stands for a geodesic from there (Fletcher et al. 2004, in the
+    linearized form, also called tangent PCA). `transform` gives the coordinates :math:`\langle \mathrm{Log}_\mu(z), u_k
+    \rangle_{M(\mu)}` of codes and `inverse_transform` the codes :math:`\mathrm{Exp}_\mu(\sum_k s_k u_k)`. Distances
+    from the mean are kept: with all components, \|s\| is :math:`d(\mu, z)`. In flat space it is
+    `sklearn.decomposition.PCA`.
 
     Args:
         metric: the geometry; None for flat space.
         n_components: how many; by default as many as the latent space has dimensions (or codes there are).
         rtol: relative accuracy of the mean and of logarithms.
-        init: where the search for shortest paths starts, as in `pullback.geodesic`.
-        solver: of shortest paths.
+        init, solver: as in `pullback.geodesic`.
 
     Attributes:
         mean_: the Fréchet mean, ``(d,)``.
@@ -44,19 +40,15 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         covectors_: `components_` M(μ).
         explained_variance_: and `explained_variance_ratio_`, `singular_values_`, `n_components_`, as in scikit-learn.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> z = torch.tensor([[0.0, 0.0], [1.0, 2.0], [2.0, 4.0]], dtype=torch.float64)
-        >>> pb.statistics.PrincipalGeodesicAnalysis(n_components=1).fit(z).explained_variance_ratio_
-        tensor([1.], dtype=torch.float64)
+    >>> import torch, pullback as pb
+    >>> z = torch.tensor([[0.0, 0.0], [1.0, 2.0], [2.0, 4.0]], dtype=torch.float64)
+    >>> pb.statistics.PrincipalGeodesicAnalysis(n_components=1).fit(z).explained_variance_ratio_
+    tensor([1.], dtype=torch.float64)
     """
 
-    metric: Metric | None = None
     n_components: int | None = None
     _: KW_ONLY
     rtol: float = DEFAULT_RTOL
-    init: Starts = None
-    solver: Solver | None = None
 
     @progress("principal geodesics")
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -72,16 +64,15 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         found = frechet_mean(paths.metric, codes, solver=self.solver, init=self.init, rtol=self.rtol)
         if not torch.isfinite(found.logarithms).all():
             raise ConvergenceError(f"Not every code has a logarithm at the mean: {found.message}.", found)
-        # the symmetric square root of M and its pseudo-inverse
+        # the symmetric square root of M
         values, vectors = torch.linalg.eigh(paths.tensor(found.mean))
-        scale = torch.where(values > 1e-10 * values.amax(), values, 0).sqrt()
-        inverse = torch.where(scale > 0, 1 / scale.clamp_min(torch.finfo(scale.dtype).tiny), 0)
-        root, inverse = (vectors * scale) @ vectors.mT, (vectors * inverse) @ vectors.mT
+        root = (vectors * torch.where(values > 1e-10 * values.amax(), values, 0).sqrt()) @ vectors.mT
         tangents = found.logarithms @ root
         _, values, directions = torch.linalg.svd(tangents - tangents.mean(0), full_matrices=False)
         largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
         directions = directions[:num] * torch.where(largest[:num] < 0, -1, 1)
         self.mean_, self.n_components_ = like(found.mean, X), num
+        inverse = torch.linalg.pinv(root, rtol=1e-6, hermitian=True)
         self.components_, self.covectors_ = like(directions @ inverse, X), like(directions @ root, X)
         variance = values**2 / (len(codes) - 1)
         self.explained_variance_, self.singular_values_ = like(variance[:num], X), like(values[:num], X)

@@ -34,8 +34,6 @@ _MIN_ACCEPTANCE = 1e-4
 # Of the steps of a chain, as shares of the region's width: some of them suit any region.
 _SCALES = (0.01, 1.0)
 
-Inside = Callable[[Tensor], Tensor]
-
 
 @progress("samples")
 def sample_uniform(
@@ -62,19 +60,18 @@ def sample_uniform(
         num_steps: None for rejection; otherwise the number of steps of each chain, a hundred or more.
         random_state: a seed or a generator of the random numbers.
 
-    Returns:
-        Codes ``(n, d)``.
-
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z, 1.0))
-        >>> box = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
-        >>> pb.statistics.sample_uniform(metric, 3, bounds=box, random_state=0).shape
-        torch.Size([3, 2])
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> box = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    >>> pb.statistics.sample_uniform(metric, 3, bounds=box, random_state=0).shape
+    torch.Size([3, 2])
     """
-    (box, inside), paths = _region(metric, bounds, support), Paths(metric)
+    box, paths = _box(metric, bounds, support), Paths(metric)
     generator = as_generator(random_state, box.device)
+
+    def inside(z: Tensor) -> Tensor:
+        within = ((z >= box[0]) & (z <= box[1])).all(-1)
+        return within if support is None else within & support.contains(z)
 
     def log_density(z: Tensor) -> Tensor:
         return torch.where(inside(z), paths.log_volume(z), -torch.inf)
@@ -83,11 +80,12 @@ def sample_uniform(
         if num_steps is None:
             return _rejected(log_density, n, box, generator)
         if support is None:
-            return _chains(log_density, _uniform(box, n, generator), box, num_steps, generator)
-        centers = support.centers[inside(support.centers)]
-        if not len(centers):
-            raise ValueError("No center of the support lies within the bounds; widen them.")
-        start = centers[torch.randint(len(centers), (n,), device=centers.device, generator=generator)]
+            start = box[0] + (box[1] - box[0]) * _rand(box, generator, n, box.shape[1])
+        else:
+            centers = support.centers[inside(support.centers)]
+            if not len(centers):
+                raise ValueError("No center of the support lies within the bounds; widen them.")
+            start = centers[torch.randint(len(centers), (n,), device=centers.device, generator=generator)]
         return _chains(log_density, start, box, num_steps, generator)
 
 
@@ -101,7 +99,8 @@ def brownian_motion(
     exponential: bool = False,
     random_state: RandomState = None,
 ) -> Float[Tensor, "*batch n d"]:
-    r"""Brownian motion from ``z``, the diffusion with generator :math:`\tfrac12 \Delta_M`, at equal times.
+    r"""Brownian motion from ``z``, the diffusion with generator :math:`\tfrac12 \Delta_M`, at equal times,
+    ``(*batch, num_steps + 1, d)``.
 
     On a flat space the mean squared displacement is :math:`d\,t`; on a compact one the law tends to that of
     `sample_uniform`. Each step is a Gaussian tangent :math:`\xi \sim N(0, M^{-1}\, dt)` followed along its geodesic,
@@ -118,15 +117,10 @@ def brownian_motion(
         exponential: whether steps are exact geodesics.
         random_state: a seed or a generator of the random numbers.
 
-    Returns:
-        The paths, ``(*batch, num_steps + 1, d)``.
-
-    Example:
-        >>> import torch, pullback as pb
-        >>> from torch.distributions import Normal
-        >>> metric = pb.FisherRaoMetric(lambda z: Normal(z, 1.0))
-        >>> pb.statistics.brownian_motion(metric, torch.zeros(4, 2), time=1.0, num_steps=10, random_state=0).shape
-        torch.Size([4, 11, 2])
+    >>> import torch, pullback as pb
+    >>> metric = pb.FisherRaoMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> pb.statistics.brownian_motion(metric, torch.zeros(4, 2), time=1.0, num_steps=10, random_state=0).shape
+    torch.Size([4, 11, 2])
     """
     if time < 0 or num_steps < 1:
         raise ValueError(
@@ -150,8 +144,8 @@ def brownian_motion(
 def _white(metric: Metric, z: Tensor, generator: torch.Generator) -> Tensor:
     """Tangents at z of covariance M⁻¹."""
     factor, info = torch.linalg.cholesky_ex(metric.tensor(z))
-    if (info != 0).any() or not factor.isfinite().all():
-        bad = (info != 0) | ~factor.isfinite().all(-1).all(-1)
+    bad = (info != 0) | ~factor.isfinite().all(-1).all(-1)
+    if bad.any():
         raise RuntimeError(
             f"The metric is singular or not finite at {int(bad.sum())} of {bad.numel()} codes, so Brownian motion has "
             "infinite speed there. Start where the decoder is defined, take more steps or exponential=True, and drop "
@@ -161,8 +155,8 @@ def _white(metric: Metric, z: Tensor, generator: torch.Generator) -> Tensor:
     return torch.linalg.solve_triangular(factor.mT, noise[..., None], upper=True)[..., 0]
 
 
-def _region(metric: Metric, bounds: Tensor | Array | None, support: Support | None) -> tuple[Tensor, Inside]:
-    """A box ``(2, d)``, lower and upper corner, and which codes in it belong to the region."""
+def _box(metric: Metric, bounds: Tensor | Array | None, support: Support | None) -> Tensor:
+    """A box ``(2, d)``, lower and upper corner, that holds the region."""
     bounds = None if bounds is None else codes_for(metric, bounds)[0]
     if bounds is None and support is None:
         raise ValueError(
@@ -172,31 +166,24 @@ def _region(metric: Metric, bounds: Tensor | Array | None, support: Support | No
     if bounds is not None and (bounds.ndim != 2 or len(bounds) != 2 or not (bounds[0] < bounds[1]).all()):
         raise ValueError(f"bounds are two corners (2, d), the lower below the upper; got {bounds.tolist()}.")
     if support is None:
-        box = as_codes(bounds)
-    else:
-        # holds the whole support: the smooth minimum of k distances is at most h² log k below the least
-        reach = (support.border + support.scale**2 * torch.tensor(len(support.offsets)).log()).clamp_min(0).sqrt()
-        box = torch.stack([support.centers.amin(0) - reach, support.centers.amax(0) + reach])
-    if bounds is not None:
-        box = torch.stack([torch.maximum(box[0], bounds[0]), torch.minimum(box[1], bounds[1])])
-
-    def inside(z: Tensor) -> Tensor:
-        within = ((z >= box[0]) & (z <= box[1])).all(-1)
-        return within if support is None else within & support.contains(z)
-
-    return box, inside
+        return as_codes(bounds)
+    # holds the whole support: the smooth minimum of k distances is at most h² log k below the least
+    reach = (support.border + support.scale**2 * torch.tensor(len(support.offsets)).log()).clamp_min(0).sqrt()
+    box = torch.stack([support.centers.amin(0) - reach, support.centers.amax(0) + reach])
+    if bounds is None:
+        return box
+    return torch.stack([torch.maximum(box[0], bounds[0]), torch.minimum(box[1], bounds[1])])
 
 
-def _uniform(box: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    u = torch.rand(n, box.shape[1], dtype=box.dtype, device=box.device, generator=generator)
-    return box[0] + (box[1] - box[0]) * u
+def _rand(like: Tensor, generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
 
 
-def _rejected(log_density: Inside, n: int, box: Tensor, generator: torch.Generator) -> Tensor:
+def _rejected(log_density: Callable[[Tensor], Tensor], n: int, box: Tensor, generator: torch.Generator) -> Tensor:
     kept, levels, peak, tried = box.new_empty(0, box.shape[1]), box.new_empty(0), -torch.inf, 0
     while len(kept) < n:
-        z = _uniform(box, max(1024, n), generator)
-        u = torch.rand(len(z), dtype=box.dtype, device=box.device, generator=generator).log()
+        z = box[0] + (box[1] - box[0]) * _rand(box, generator, max(1024, n), box.shape[1])
+        u = _rand(box, generator, len(z)).log()
         kept, levels = torch.cat([kept, z]), torch.cat([levels, log_density(z) - u])
         peak, tried = max(peak, float((levels[-len(z) :] + u).max())), tried + len(z)
         # a proposal stays if its density beats a uniform share of the peak; when the peak rises, fewer do
@@ -210,16 +197,17 @@ def _rejected(log_density: Inside, n: int, box: Tensor, generator: torch.Generat
     return kept[:n]
 
 
-def _chains(log_density: Inside, z: Tensor, box: Tensor, num_steps: int, generator: torch.Generator) -> Tensor:
+def _chains(
+    log_density: Callable[[Tensor], Tensor], z: Tensor, box: Tensor, num_steps: int, generator: torch.Generator
+) -> Tensor:
     """Random-walk Metropolis; scales of steps are drawn anew whatever the state, so proposals are symmetric."""
     low, high = (torch.tensor(s).log().item() for s in _SCALES)
     level = log_density(z)
     for _ in range(num_steps):
-        scale = (low + (high - low) * torch.rand(len(z), 1, dtype=z.dtype, device=z.device, generator=generator)).exp()
+        scale = (low + (high - low) * _rand(z, generator, len(z), 1)).exp()
         noise = torch.randn(z.shape, dtype=z.dtype, device=z.device, generator=generator)
         proposal = z + scale * (box[1] - box[0]) / z.shape[1] ** 0.5 * noise
         proposed = log_density(proposal)
-        u = torch.rand(len(z), dtype=z.dtype, device=z.device, generator=generator).log()
-        accept = (u < proposed - level) | (level == -torch.inf)
+        accept = (_rand(z, generator, len(z)).log() < proposed - level) | (level == -torch.inf)
         z, level = torch.where(accept[:, None], proposal, z), torch.where(accept, proposed, level)
     return z

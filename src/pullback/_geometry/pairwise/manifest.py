@@ -25,7 +25,7 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from pullback._decoders.contract import unvalidated
-from pullback._geometry.pairwise.plan import Job, MatrixPlan
+from pullback._geometry.pairwise.plan import Job
 
 # Of the layout of the store.
 _FORMAT = 1
@@ -51,8 +51,8 @@ def manifest(job: Job) -> dict[str, Any]:
         "format": _FORMAT,
         "shape": list(plan.shape),
         "block_size": plan.size,
-        "symmetric": isinstance(plan, MatrixPlan) and plan.symmetric,
-        "pairs": "all" if isinstance(plan, MatrixPlan) else fingerprint(plan),
+        "symmetric": plan.symmetric,
+        "pairs": "all" if plan.listed is None else fingerprint(*plan.listed),
         "dtype": str(job.first.dtype).removeprefix("torch."),
         "codes": fingerprint(job.first, job.second),
         "metric": fingerprint(job.metric),
@@ -67,6 +67,7 @@ def manifest(job: Job) -> dict[str, Any]:
 
 def difference(stored: dict[str, Any], present: dict[str, Any]) -> str | None:
     """A sentence on the first fact in which two manifests differ; None if they agree."""
+    stored, present = (facts | facts.get("versions", {}) for facts in (stored, present))
     for key, here in present.items():
         there = stored.get(key)
         if key == "probe":
@@ -74,14 +75,8 @@ def difference(stored: dict[str, Any], present: dict[str, Any]) -> str | None:
             old, new = (np.array(values or [], float) for values in (there, here))
             if not np.allclose(old, new, rtol=_PROBE_RTOL, equal_nan=True):
                 return "the metric measures steps between the codes differently, although its weights are the same"
-        elif key == "versions" and there is not None:
-            changed = [name for name in here if there.get(name) != here[name]]
-            if changed:
-                return f"{changed[0]} is {here[changed[0]]} here and was {there.get(changed[0])} there"
-        elif there != here:
-            return _OTHERS.get(key, "{key} is {here} here and was {there} there").format(
-                key=key, here=here, there=there
-            )
+        elif key != "versions" and there != here:
+            return _OTHERS.get(key, f"{key} is {here} here and was {there} there")
     return None
 
 
@@ -141,7 +136,7 @@ def _parts(thing: Any) -> Iterable[Any]:
         matrix = sparse.csr_array(thing)
         return matrix.shape, matrix.indptr, matrix.indices, matrix.data
     if isinstance(thing, nn.Module):
-        own = {k: v for k, v in vars(thing).items() if k not in _EVERY_MODULE and not _is_cache(thing, k)}
+        own = {k: v for k, v in _attributes(thing).items() if k not in _EVERY_MODULE}
         return repr(thing), dict(thing.state_dict()), dict(thing.named_children()), own
     if isinstance(thing, dict):
         return [part for key in sorted(thing, key=repr) for part in (key, thing[key])]
@@ -149,31 +144,24 @@ def _parts(thing: Any) -> Iterable[Any]:
         return sorted(map(repr, thing))
     if isinstance(thing, list | tuple):
         return thing
+    if isinstance(thing, functools.partial):
+        return thing.func, thing.args, thing.keywords
+    if isinstance(thing, types.MethodType):
+        return thing.__func__, thing.__self__
+    if isinstance(thing, types.CodeType):
+        # Instructions and constants, without the places they were read from.
+        return thing.co_code, thing.co_names, [c if isinstance(c, types.CodeType) else repr(c) for c in thing.co_consts]
+    if isinstance(thing, types.FunctionType) and not thing.__code__.co_filename.startswith(_INSTALLED):
+        found = inspect.getclosurevars(thing)
+        return thing.__code__, thing.__defaults__, thing.__kwdefaults__, found.nonlocals, found.globals
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         return [getattr(thing, f.name) for f in dataclasses.fields(thing)]
-    if callable(thing):
-        return _callable_parts(thing)
-    if isinstance(thing, types.ModuleType):
-        return [thing.__name__]
-    return [{k: v for k, v in getattr(thing, "__dict__", {}).items() if not _is_cache(thing, k)}]
+    if isinstance(thing, types.ModuleType) or callable(thing):
+        return [getattr(thing, name, None) for name in ("__name__", "__module__", "__qualname__")]
+    return [_attributes(thing)]
 
 
-def _callable_parts(function: Any) -> Iterable[Any]:
-    if isinstance(function, functools.partial):
-        return function.func, function.args, function.keywords
-    if isinstance(function, types.MethodType):
-        return function.__func__, function.__self__
-    if not isinstance(function, types.FunctionType) or function.__code__.co_filename.startswith(_INSTALLED):
-        return [getattr(function, "__module__", None), getattr(function, "__qualname__", None)]
-    found = inspect.getclosurevars(function)
-    return _code(function.__code__), function.__defaults__, function.__kwdefaults__, found.nonlocals, found.globals
-
-
-def _code(code: types.CodeType) -> list[Any]:
-    """The instructions of a function and its constants, without the places they were read from."""
-    constants = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
-    return [code.co_code, code.co_names, constants]
-
-
-def _is_cache(thing: Any, name: str) -> bool:
-    return isinstance(getattr(type(thing), name, None), functools.cached_property)
+def _attributes(thing: Any) -> dict[str, Any]:
+    """Of an object itself, without what is computed from the others."""
+    own, kind = getattr(thing, "__dict__", {}), type(thing)
+    return {k: v for k, v in own.items() if not isinstance(getattr(kind, k, None), functools.cached_property)}

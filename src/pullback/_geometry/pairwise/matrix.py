@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,9 +11,7 @@ from torch import Tensor
 
 from pullback._geometry.geodesic import solver_or_default
 from pullback._geometry.pairwise.engines import Engine, run
-from pullback._geometry.pairwise.manifest import manifest
-from pullback._geometry.pairwise.plan import Job, MatrixPlan, Starts
-from pullback._geometry.pairwise.store import UNFINISHED_WRITE, DistanceStore, open_writer, unfinished
+from pullback._geometry.pairwise.plan import Job, Plan, Starts
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._solvers.base import ConvergenceError, Solver
@@ -81,18 +77,13 @@ def pairwise_distances(
     Returns:
         The matrix, on the device of ``Z``; with `out` a `DistanceStore`.
 
-    Raises:
-        ConvergenceError: with ``errors="raise"``, if a path did not converge.
-        ValueError: if the store at `out` is that of another job.
-
-    Example:
-        >>> import torch, pullback as pb
-        >>> codes = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
-        >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
-        >>> pb.pairwise_distances(metric, codes)
-        tensor([[0.0000, 5.0000, 2.0000],
-                [5.0000, 0.0000, 3.6056],
-                [2.0000, 3.6056, 0.0000]], dtype=torch.float64)
+    >>> import torch, pullback as pb
+    >>> codes = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
+    >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> pb.pairwise_distances(metric, codes)
+    tensor([[0.0000, 5.0000, 2.0000],
+            [5.0000, 0.0000, 3.6056],
+            [2.0000, 3.6056, 0.0000]], dtype=torch.float64)
     """
     check_options(block_size=block_size, batch_size=batch_size)
     if shard is not None and out is None:
@@ -100,42 +91,29 @@ def pairwise_distances(
     if shard is not None and not 0 <= shard[0] < shard[1]:
         raise ValueError(f"shard=(i, n) counts from 0: i must be at least 0 and less than n; got {shard}.")
     first, second = (codes.detach() for codes in codes_for(metric, Z, Z if Y is None else Y, a_set=True))
+    shape, num_bytes = (len(first), len(second)), len(first) * len(second) * first.element_size()
     least, most = _BLOCK_LIMITS.get(first.device.type, _BLOCK_LIMITS["cuda"])
-    wanted = 1 << (max(len(first), len(second)) // _BLOCKS_PER_SIDE).bit_length()
-    plan = MatrixPlan(len(first), len(second), block_size or min(max(wanted, least), most), symmetric=Y is None)
+    wanted = 1 << (max(shape) // _BLOCKS_PER_SIDE).bit_length()
+    plan = Plan(shape, block_size or min(max(wanted, least), most), symmetric=Y is None)
     job = Job(metric, first, second, plan, solver_or_default(solver), init, batch_size or default_batch_size(first))
-    engine = Engine(n_jobs, client, devices and [str(device) for device in devices])
-    blocks = plan.blocks()
+    engine = Engine(n_jobs, client, devices)
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else num_bytes
+    if out is None and num_bytes > _MEMORY_SHARE * available:
+        raise MemoryError(
+            f"A matrix of {shape[0]:,} by {shape[1]:,} distances takes {num_bytes / 1e9:.0f} GB. Pass "
+            "out='distances.zarr' to keep it on disk, or use pullback.neighbors."
+        )
+    part, num_parts = shard or (0, 1)
+    found = run(job, engine, plan.blocks()[part::num_parts], out, errors)
     if out is None:
-        num_bytes = len(first) * len(second) * first.element_size()
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else num_bytes
-        if num_bytes > _MEMORY_SHARE * available:
-            raise MemoryError(
-                f"A matrix of {len(first):,} by {len(second):,} distances takes {num_bytes / 1e9:.0f} GB. Pass "
-                "out='distances.zarr' to keep it on disk, or use pullback.neighbors."
-            )
-        matrix, _ = run(job, engine, blocks, None, errors=errors)
-        return torch.as_tensor(matrix).to(first.device)
-    store = stored(job, engine, blocks if shard is None else blocks[shard[0] :: shard[1]], Path(out), errors)
-    failures = store.failures() if errors == "raise" else []
+        return torch.as_tensor(found).to(first.device)
+    failures = found.failures() if errors == "raise" else []
     if failures:
         i, j, message = failures[0]
         raise ConvergenceError(
-            f"{len(failures)} pairs in {out} have no distance, the first ({i}, {j}): {message}.", store
+            f"{len(failures)} pairs in {out} have no distance, the first ({i}, {j}): {message}.", found
         )
-    return store
-
-
-def stored(job: Job, engine: Engine, blocks: list, path: Path, errors: Literal["nan", "raise"]) -> DistanceStore:
-    """Solves the blocks that a store does not have yet, and writes them to it."""
-    writer = open_writer(path, job.plan, manifest(job))
-    _, num_solved = run(job, engine, unfinished(writer, blocks), writer, errors=errors)
-    store = replace(DistanceStore.open(path), num_solved=num_solved)
-    if store.complete:
-        # What killed processes left half written; nobody writes to a finished store.
-        for file in path.rglob(UNFINISHED_WRITE):
-            file.unlink(missing_ok=True)
-    return store
+    return found
 
 
 def default_batch_size(codes: Tensor) -> int:

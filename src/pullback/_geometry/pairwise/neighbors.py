@@ -15,9 +15,8 @@ shortens lines, and so does taking the norm of what it leaves out, so a few coor
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,12 +31,13 @@ from pullback._decoders.contract import unvalidated
 from pullback._geometry.certificate import lower_bounds
 from pullback._geometry.geodesic import solver_or_default
 from pullback._geometry.pairwise.engines import Engine, run
-from pullback._geometry.pairwise.matrix import default_batch_size, stored
-from pullback._geometry.pairwise.plan import Job, ListPlan, Starts
+from pullback._geometry.pairwise.matrix import default_batch_size
+from pullback._geometry.pairwise.plan import Job, Plan, Starts
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import Solver
+from pullback._starts.graph import nearest
 from pullback._typing import Array, Float
 
 # Candidates per neighbor asked for. With 4, all rows of 5,000 codes were certified, in 2 and 10 dimensions
@@ -85,13 +85,32 @@ class Neighbors:
     n_neighbors: int
 
     def connectivities(self) -> sparse.csr_array:
-        """Weights between 0 and 1 of the symmetric neighbor graph, as in UMAP (McInnes et al. 2018)."""
-        rows, columns = self.distances.shape or (0, 0)
-        if rows != columns:
+        r"""Weights between 0 and 1 of the symmetric neighbor graph, as in UMAP (McInnes et al. 2018, section 3).
+
+        From code i, a neighbor at distance d weighs :math:`\exp(-(d - \rho_i)_+ / \sigma_i)`, where :math:`\rho_i` is
+        the distance of the nearest that is no copy and :math:`\sigma_i` makes the weights of a row sum to
+        :math:`\log_2 k`, k counting the code itself. Both directions are joined as probabilities, :math:`a + b - ab`.
+        """
+        if len(set(self.distances.shape or ())) > 1:
             raise ValueError(
                 "Connectivities are those of a set of codes with itself: call pullback.neighbors without queries."
             )
-        return fuzzy_union(self.distances)
+        n, counts = len(self.certified), np.diff(self.distances.indptr)
+        rows, d = np.repeat(np.arange(n), counts), self.distances.data.astype(float)
+        closest = np.full(n, np.inf)
+        np.minimum.at(closest, rows[d > 0], d[d > 0])
+        excess = np.maximum(d - np.where(np.isfinite(closest), closest, 0.0)[rows], 0.0)
+        low, high, scale, target = np.zeros(n), np.full(n, np.inf), np.ones(n), np.log2(counts + 1.0)
+        for _ in range(_BISECTIONS):
+            with np.errstate(under="ignore"):
+                total = np.bincount(rows, np.exp(-excess / scale[rows]), minlength=n)
+            high, low = np.where(total > target, scale, high), np.where(total > target, low, scale)
+            scale = np.where(np.isinf(high), 2 * scale, 0.5 * (low + np.minimum(high, 1e300)))
+        mean, overall = np.bincount(rows, d, minlength=n) / np.maximum(counts, 1), d.mean() if len(d) else 1.0
+        scale = np.maximum(scale, _MIN_SCALE * np.where(mean > 0, mean, overall)).clip(np.finfo(float).tiny)
+        one_way = self.distances.astype(float)
+        one_way.data = np.exp(-excess / scale[rows])
+        return sparse.csr_array(one_way + one_way.T - one_way * one_way.T)
 
     def to_anndata(self, adata: Any, *, key: str = "pullback", use_rep: str | None = None) -> None:
         """Puts the neighbors where scanpy looks for them.
@@ -153,12 +172,11 @@ def neighbors(
         batch_size: as in `pullback.pairwise_distances`.
         errors: as in `pullback.pairwise_distances`. Pairs that fail are no neighbors.
 
-    Example:
-        >>> import torch, pullback as pb
-        >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
-        >>> found = pb.neighbors(metric, torch.tensor([[0.0], [1.0], [3.0]], dtype=torch.float64), k=1)
-        >>> found.distances.toarray().round(6).tolist(), found.certified.all().item()
-        ([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 2.0, 0.0]], True)
+    >>> import torch, pullback as pb
+    >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> found = pb.neighbors(metric, torch.tensor([[0.0], [1.0], [3.0]], dtype=torch.float64), k=1)
+    >>> found.distances.toarray().round(6).tolist(), found.certified.all().item()
+    ([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 2.0, 0.0]], True)
     """
     check_options(max_candidates=max_candidates, batch_size=batch_size)
     own = queries is None
@@ -166,37 +184,42 @@ def neighbors(
     if not isinstance(k, int | np.integer) or not 1 <= k <= len(Z) - own:
         raise ValueError(f"k={k} must be between 1 and {len(Z) - own}, the number of codes that may be neighbors.")
     most = min(len(Z) - own, max_candidates or _CANDIDATES * k)
-    candidates = _candidates(metric, asked, Z, k, max(k, most), own)
-    engine = Engine(n_jobs, client, devices and [str(device) for device in devices])
-    solver, batch_size = solver_or_default(solver), batch_size or default_batch_size(Z)
+    c = _candidates(metric, asked, Z, k, max(k, most), own)
+    engine, solver = Engine(n_jobs, client, devices), solver_or_default(solver)
 
-    def solve(chosen: np.ndarray, name: str) -> np.ndarray | None:
-        plan = ListPlan(candidates.first[chosen], candidates.second[chosen], _BLOCK)
-        job = Job(metric, asked, Z, plan, solver, init, batch_size)
-        if out is None:
-            return run(job, engine, plan.blocks(), None, errors=errors)[0]
-        return stored(job, engine, plan.blocks(), Path(out) / name, errors).distances[:]
+    def solve(chosen: np.ndarray, name: str) -> np.ndarray:
+        plan = Plan((int(chosen.sum()),), _BLOCK, listed=(c.first[chosen], c.second[chosen]))
+        job = Job(metric, asked, Z, plan, solver, init, batch_size or default_batch_size(Z))
+        found = run(job, engine, plan.blocks(), None if out is None else Path(out) / name, errors)
+        return found if out is None else found.distances[:]
 
-    return _search(candidates, k, solve)
+    distance, solved = np.full(len(c.first), np.nan), np.zeros(len(c.first), bool)
+    wanted = c.least(c.straight, k)
+    for name in ("round-0", "round-1"):
+        chosen = np.zeros_like(solved)
+        chosen[c.pair[wanted]] = True
+        chosen &= ~solved
+        distance[chosen] = solve(chosen, name)
+        solved |= chosen
+        matrix, reach = c.nearest(distance, k)
+        wanted = c.lower[c.pair] <= reach[c.row]
+    certified = reach <= c.beyond
+    certified[c.row[(solved & np.isnan(distance))[c.pair]]] = False
+    return Neighbors(matrix, certified, int(solved.sum()), k)
 
 
 @dataclass(frozen=True, eq=False)
 class _Candidates:
-    """Pairs that may be neighbors: ``(first[i], second[i])`` for the i-th, each once.
-
-    `lower` bounds their distances, `straight` is the length of the straight line, and `beyond`, one per query, bounds
-    all that are not listed. The i-th entry of the graph is the pair ``pair[i]`` as seen from its code ``row[i]``: if
-    the queries are the codes themselves, a pair is seen from both.
-    """
+    """Pairs that may be neighbors, each once, and the graph of them: codes as queries see a pair from both sides."""
 
     first: np.ndarray
     second: np.ndarray
-    lower: np.ndarray
-    straight: np.ndarray
-    beyond: np.ndarray
-    row: np.ndarray
-    column: np.ndarray
-    pair: np.ndarray
+    lower: np.ndarray  # bounds of their distances
+    straight: np.ndarray  # lengths of straight lines
+    beyond: np.ndarray  # one per query, bounds the distances of all that are not listed
+    row: np.ndarray  # of an entry of the graph: the query
+    column: np.ndarray  # the code
+    pair: np.ndarray  # the number of the pair
     shape: tuple[int, int]
 
     def least(self, values: np.ndarray, k: int) -> np.ndarray:
@@ -217,25 +240,20 @@ class _Candidates:
         return sparse.csr_array((values, self.column[kept], pointer), shape=self.shape), reach
 
 
-@dataclass(frozen=True, eq=False)
-class Positions:
-    """Codes as points of flat space, ``(n, r)``, and whether no distance falls below the flat one."""
+def positions(metric: Metric, codes: Tensor) -> tuple[Tensor, bool]:
+    """Points ``(n, r)`` in the metric's Euclidean embedding, and whether flat distances are lower bounds.
 
-    points: Tensor
-    is_bound: bool
-
-
-def positions(metric: Metric, codes: Tensor) -> Positions:
-    """In the metric's Euclidean embedding, or the codes themselves, which only rank, if it has none."""
+    If it has none the codes themselves, which only rank.
+    """
     sample = _embed(metric, codes[torch.linspace(0, len(codes) - 1, min(len(codes), _SAMPLE)).long().to(codes.device)])
     if sample is None:
-        return Positions(codes.double(), False)
+        return codes.double(), False
     center, parts = sample.nanmean(0), []
     basis = torch.linalg.svd(sample[sample.isfinite().all(-1)] - center, full_matrices=False).Vh[:_MAX_COORDINATES]
     for some in codes.split(MAX_DECODED):
         embedded = _embed(metric, some)
         if embedded is None:
-            return Positions(codes.double(), False)
+            return codes.double(), False
         moved = embedded - center
         leading = moved @ basis.mT
         rest = torch.linalg.vector_norm(moved - leading @ basis, dim=-1, keepdim=True)
@@ -248,7 +266,7 @@ def positions(metric: Metric, codes: Tensor) -> Positions:
         family = lower_bounds(metric, codes[i], codes[j]).double()
     flat = torch.linalg.vector_norm(points[i] - points[j], dim=-1)
     known = flat.isfinite() & family.isfinite()
-    return Positions(points, bool((flat[known] <= family[known] * (1 + _ROUNDING) + 1e-12).all()))
+    return points, bool((flat[known] <= family[known] * (1 + _ROUNDING) + 1e-12).all())
 
 
 def _embed(metric: Metric, codes: Tensor) -> Tensor | None:
@@ -278,20 +296,18 @@ def nearest_in_position(queries: Tensor, points: Tensor, num: int, *, own: bool)
 
 @progress("candidates")
 def _candidates(metric: Metric, queries: Tensor, codes: Tensor, k: int, num: int, own: bool) -> _Candidates:
-    both = positions(metric, codes if own else torch.cat([codes, queries]))
-    points, asked = both.points[: len(codes)], both.points if own else both.points[len(codes) :]
-    index, flat, beyond = (x.cpu().numpy() for x in nearest_in_position(asked, points, num, own=own))
+    points, is_bound = positions(metric, codes if own else torch.cat([codes, queries]))
+    asked = points[-len(queries) :]
+    index, flat, beyond = (x.cpu().numpy() for x in nearest_in_position(asked, points[: len(codes)], num, own=own))
     known = np.isfinite(flat)
-    row, column = known.nonzero()[0], index[known]
     # On the far side of a wall codes look alike and are not near, so those nearest in the latent space count too.
     near = _near_in_latent_space(queries, codes, k, own)
-    row, column = np.concatenate([row, near[0]]), np.concatenate([column, near[1]])
+    row, column = np.concatenate([known.nonzero()[0], near[0]]), np.concatenate([index[known], near[1]])
     if own:
         row, column = np.minimum(row, column), np.maximum(row, column)
     first, second = np.divmod(np.unique(row.astype(np.int64) * len(codes) + column), len(codes))
-    lower = np.nan_to_num(_measured(partial(lower_bounds, metric), queries, codes, first, second))
-    straight = np.nan_to_num(_measured(partial(_straight_lengths, metric), queries, codes, first, second), nan=np.inf)
-    if not both.is_bound:
+    lower, straight = _measured(metric, queries, codes, first, second)
+    if not is_bound:
         beyond = np.full(len(queries), np.inf if num >= len(codes) - own else 0.0)
     row, column, pair = first, second, np.arange(len(first))
     if own:
@@ -300,70 +316,26 @@ def _candidates(metric: Metric, queries: Tensor, codes: Tensor, k: int, num: int
 
 
 def _near_in_latent_space(queries: Tensor, codes: Tensor, num: int, own: bool) -> tuple[np.ndarray, np.ndarray]:
-    finite = np.flatnonzero(codes.isfinite().all(-1).cpu().numpy())
-    asked = np.flatnonzero(queries.isfinite().all(-1).cpu().numpy())
-    if not len(finite) or not len(asked):
-        return np.zeros(0, int), np.zeros(0, int)
-    tree = KDTree(codes.cpu().double().numpy()[finite])
-    # One more, as the nearest of all is the code itself.
+    """The codes nearest to each query; one more with `own`, as the nearest of all is the code itself."""
+    finite, asked = (np.flatnonzero(z.isfinite().all(-1).cpu().numpy()) for z in (codes, queries))
     number = min(num + own, len(finite))
-    found = tree.query(queries.cpu().double().numpy()[asked], k=number)[1].reshape(len(asked), number)
+    if not number or not len(asked):
+        return np.zeros(0, int), np.zeros(0, int)
+    places, ends = (z.cpu().double().numpy() for z in (codes, queries))
+    found = nearest(KDTree(places[finite]), ends[asked], number)[1]
     row, column = np.repeat(asked, number), finite[found.ravel()]
     return (row[row != column], column[row != column]) if own else (row, column)
 
 
-def _measured(measure: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor, *pairs: np.ndarray) -> np.ndarray:
-    """What is measured of the pairs that two arrays of numbers name, some at a time."""
-    found = [np.zeros(0)]
+def _measured(metric: Metric, a: Tensor, b: Tensor, *pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lower bounds of the distances of pairs, and the lengths of straight lines, some at a time."""
+    w = torch.linspace(0, 1, _STEPS + 1, dtype=a.dtype, device=a.device)[:, None]
+    found: list[tuple[np.ndarray, ...]] = [(np.zeros(0), np.zeros(0))]
     with torch.no_grad(), unvalidated():
         for start in range(0, len(pairs[0]), MAX_DECODED):
             i, j = (numbers[start : start + MAX_DECODED] for numbers in pairs)
-            found.append(measure(a[i], b[j]).double().cpu().numpy())
-    return np.concatenate(found)
-
-
-def _straight_lengths(metric: Metric, a: Tensor, b: Tensor) -> Tensor:
-    w = torch.linspace(0, 1, _STEPS + 1, dtype=a.dtype, device=a.device)[:, None]
-    return safe_sqrt(squared_steps(metric, torch.lerp(a[:, None], b[:, None], w))[0]).sum(-1)
-
-
-def _search(c: _Candidates, k: int, solve: Callable[[np.ndarray, str], np.ndarray | None]) -> Neighbors:
-    """Solves the candidates that the bounds do not exclude: the most promising ones, and those as near as they are."""
-    distance, chosen = np.full(len(c.first), np.nan), np.zeros(len(c.first), bool)
-    chosen[c.pair[c.least(c.straight, k)]] = True
-    distance[chosen] = solve(chosen, "round-0")
-    reach = c.nearest(distance, k)[1]
-    needed = np.zeros_like(chosen)
-    needed[c.pair[c.lower[c.pair] <= reach[c.row]]] = True
-    needed &= ~chosen
-    distance[needed] = solve(needed, "round-1")
-    solved = chosen | needed
-    matrix, reach = c.nearest(distance, k)
-    certified = reach <= c.beyond
-    certified[c.row[(solved & np.isnan(distance))[c.pair]]] = False
-    return Neighbors(matrix, certified, int(solved.sum()), k)
-
-
-def fuzzy_union(distances: sparse.csr_array) -> sparse.csr_array:
-    r"""Weights of the symmetric neighbor graph, as in UMAP (McInnes, Healy and Melville 2018, section 3).
-
-    From code i, a neighbor at distance d weighs :math:`\exp(-(d - \rho_i)_+ / \sigma_i)`, where :math:`\rho_i` is the
-    distance of the nearest that is no copy and :math:`\sigma_i` makes the weights of a row sum to :math:`\log_2 k`, k
-    counting the code itself. Both directions are joined as probabilities, :math:`a + b - ab`.
-    """
-    counts = np.diff(distances.indptr)
-    n = len(counts)
-    rows, d = np.repeat(np.arange(n), counts), distances.data.astype(float)
-    nearest = np.full(n, np.inf)
-    np.minimum.at(nearest, rows[d > 0], d[d > 0])
-    excess = np.maximum(d - np.where(np.isfinite(nearest), nearest, 0.0)[rows], 0.0)
-    low, high, scale, target = np.zeros(n), np.full(n, np.inf), np.ones(n), np.log2(counts + 1.0)
-    for _ in range(_BISECTIONS):
-        with np.errstate(under="ignore"):
-            total = np.bincount(rows, np.exp(-excess / scale[rows]), minlength=n)
-        high, low = np.where(total > target, scale, high), np.where(total > target, low, scale)
-        scale = np.where(np.isinf(high), 2 * scale, 0.5 * (low + np.minimum(high, 1e300)))
-    mean, overall = np.bincount(rows, d, minlength=n) / np.maximum(counts, 1), d.mean() if len(d) else 1.0
-    scale = np.maximum(scale, _MIN_SCALE * np.where(mean > 0, mean, overall)).clip(np.finfo(float).tiny)
-    one_way = sparse.csr_array((np.exp(-excess / scale[rows]), distances.indices, distances.indptr), distances.shape)
-    return sparse.csr_array(one_way + one_way.T - one_way * one_way.T)
+            steps = squared_steps(metric, torch.lerp(a[i][:, None], b[j][:, None], w))[0]
+            measures = lower_bounds(metric, a[i], b[j]), safe_sqrt(steps).sum(-1)
+            found.append(tuple(x.double().cpu().numpy() for x in measures))
+    lower, straight = map(np.concatenate, zip(*found, strict=True))
+    return np.nan_to_num(lower), np.nan_to_num(straight, nan=np.inf)

@@ -25,78 +25,49 @@ Starts = Graph | Sequence[Graph | None] | None
 
 
 @dataclass(frozen=True, eq=False)
-class MatrixPlan:
-    """All pairs of two sets of codes, or of one with itself (each pair once, no code with itself)."""
+class Plan:
+    """All pairs of two sets of codes, or of one with itself (each pair once, no code with itself); or a list of pairs.
 
-    num_rows: int
-    num_columns: int
+    The result has a `shape`, ``(n, m)`` or ``(number of pairs,)``, and is cut into blocks with sides of length `size`.
+    """
+
+    shape: tuple[int, ...]
     size: int
-    symmetric: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the result."""
-        return self.num_rows, self.num_columns
+    symmetric: bool = False
+    listed: tuple[np.ndarray, np.ndarray] | None = None
 
     def blocks(self) -> list[Block]:
         """All blocks to be solved."""
-        rows, columns = (range(-(-n // self.size)) for n in self.shape)
-        return [block for block in itertools.product(rows, columns) if not self.symmetric or block[0] <= block[1]]
+        sides = itertools.product(*(range(-(-n // self.size)) for n in self.shape))
+        return [block for block in sides if not self.symmetric or block[0] <= block[1]]
+
+    def slices(self, block: Block) -> Slices:
+        """Where a block is in the result."""
+        return tuple(slice(b * self.size, min((b + 1) * self.size, n)) for b, n in zip(block, self.shape, strict=True))
 
     def pairs(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the first and of the second codes of a block's pairs."""
-        rows, columns = (np.arange(s.start, s.stop) for s in _slices(self, block))
-        i, j = np.repeat(rows, len(columns)), np.tile(columns, len(rows))
-        if self.symmetric and block[0] == block[1]:
-            i, j = i[i < j], j[i < j]
-        return i, j
+        here = self.slices(block)
+        i, j = np.mgrid[here].reshape(2, -1) if self.listed is None else (numbers[here] for numbers in self.listed)
+        return (i[i < j], j[i < j]) if self._is_diagonal(block) else (i, j)
 
     def writes(self, block: Block, values: np.ndarray) -> list[tuple[Slices, np.ndarray]]:
         """What to write where for the values of a block's pairs. The chunk at `block` itself comes last."""
-        here, (i, j) = _slices(self, block), self.pairs(block)
+        here, (i, j) = self.slices(block), self.pairs(block)
+        if self.listed is not None:
+            return [(here, values)]
         matrix = np.zeros([s.stop - s.start for s in here], values.dtype)
         matrix[i - here[0].start, j - here[1].start] = values
-        if not self.symmetric:
-            return [(here, matrix)]
-        return [(here, matrix + matrix.T)] if block[0] == block[1] else [(here[::-1], matrix.T), (here, matrix)]
+        if self._is_diagonal(block):
+            return [(here, matrix + matrix.T)]
+        return [(here[::-1], matrix.T), (here, matrix)] if self.symmetric else [(here, matrix)]
 
     def chunks(self, block: Block) -> list[Block]:
         """The chunks that `writes` fills."""
-        return [block[::-1], block] if self.symmetric and block[0] != block[1] else [block]
+        return [block[::-1], block] if self.symmetric and not self._is_diagonal(block) else [block]
 
-
-@dataclass(frozen=True, eq=False)
-class ListPlan:
-    """Pairs that are given one by one."""
-
-    first: np.ndarray
-    second: np.ndarray
-    size: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.first),)
-
-    def blocks(self) -> list[Block]:
-        return [(k,) for k in range(-(-len(self.first) // self.size))]
-
-    def pairs(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
-        (here,) = _slices(self, block)
-        return self.first[here], self.second[here]
-
-    def writes(self, block: Block, values: np.ndarray) -> list[tuple[Slices, np.ndarray]]:
-        return [(_slices(self, block), values)]
-
-    def chunks(self, block: Block) -> list[Block]:
-        return [block]
-
-
-Plan = MatrixPlan | ListPlan
-
-
-def _slices(plan: Plan, block: Block) -> Slices:
-    """Where a block is in the result."""
-    return tuple(slice(b * plan.size, min((b + 1) * plan.size, n)) for b, n in zip(block, plan.shape, strict=True))
+    def _is_diagonal(self, block: Block) -> bool:
+        return self.symmetric and block[0] == block[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,11 +132,8 @@ class Job:
 @contextlib.contextmanager
 def _one_thread(device: torch.device) -> Iterator[None]:
     """One thread on a CPU: sums depend on how many share them, and processes, not threads, are what fills the cores."""
-    if device.type != "cpu":
-        yield
-        return
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1 if device.type == "cpu" else before)
     try:
         yield
     finally:

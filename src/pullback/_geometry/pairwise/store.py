@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import shutil
 import uuid
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pullback._geometry.pairwise.manifest import difference
-from pullback._geometry.pairwise.plan import Block, Plan
+from pullback._geometry.pairwise.manifest import difference, manifest
+from pullback._geometry.pairwise.plan import Block, Job, Plan
 from pullback._solvers.base import Status
 
-UNFINISHED_WRITE = "*.partial"
-_NAMES = ("distances", "status")
+_UNFINISHED_WRITE = "*.partial"
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +39,13 @@ class DistanceStore:
         num_blocks, num_missing: how many blocks there are, and how many are not finished.
         num_solved: blocks that the call that returned this store solved; 0 if it was opened.
 
-    Example:
-        >>> import tempfile, torch, pullback as pb
-        >>> codes = torch.rand(5, 2, dtype=torch.float64)
-        >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
-        >>> folder = tempfile.mkdtemp() + "/d.zarr"
-        >>> store = pb.pairwise_distances(metric, codes, out=folder)
-        >>> store.distances[:2].shape, store.failures(), pb.results.DistanceStore.open(folder).complete
-        ((2, 5), [], True)
+    >>> import tempfile, torch, pullback as pb
+    >>> codes = torch.rand(5, 2, dtype=torch.float64)
+    >>> metric = pb.EuclideanMetric(lambda z: torch.distributions.Normal(z, 1.0))
+    >>> folder = tempfile.mkdtemp() + "/d.zarr"
+    >>> store = pb.pairwise_distances(metric, codes, out=folder)
+    >>> store.distances[:2].shape, store.failures(), pb.results.DistanceStore.open(folder).complete
+    ((2, 5), [], True)
     """
 
     path: Path
@@ -60,12 +57,10 @@ class DistanceStore:
     @staticmethod
     def open(path: str | os.PathLike[str]) -> DistanceStore:
         """Opens a store to read it, also one that other processes are still filling."""
-        facts = read_manifest(Path(path))
-        size, shape = facts["block_size"], facts["shape"]
-        per_side = [-(-n // size) for n in shape]
-        total = per_side[0] * (per_side[0] + 1) // 2 if facts["symmetric"] else int(np.prod(per_side))
-        done = sum(not facts["symmetric"] or block[0] <= block[1] for block in _written(Path(path)))
-        return DistanceStore(Path(path), facts, total, total - done)
+        path = Path(path)
+        facts = _read_manifest(path)
+        blocks = set(Plan(tuple(facts["shape"]), facts["block_size"], facts["symmetric"]).blocks())
+        return DistanceStore(path, facts, len(blocks), len(blocks.difference(_written(path, "distances"))))
 
     @property
     def complete(self) -> bool:
@@ -75,21 +70,20 @@ class DistanceStore:
     @property
     def distances(self) -> Any:
         """The matrix, a zarr array: index it to read, ``store.distances[:]`` for all of it."""
-        return _arrays(self.path, "r")["distances"]
+        return _zarr().open_group(self.path, mode="r")["distances"]
 
     @property
     def status(self) -> Any:
         """The `Status` of every pair as a zarr array."""
-        return _arrays(self.path, "r")["status"]
+        return _zarr().open_group(self.path, mode="r")["status"]
 
     def failures(self) -> list[tuple[int, int, str]]:
         """The pairs without a distance, each once, with a message."""
-        found, status = [], self.status
-        size = self.manifest["block_size"]
+        found, status, size = [], self.status, self.manifest["block_size"]
         for row, column in _written(self.path, "status"):
             part = status[row * size : (row + 1) * size, column * size : (column + 1) * size]
-            for i, j in zip(*np.nonzero(part), strict=True):
-                pair = (row * size + int(i), column * size + int(j))
+            for i, j in np.argwhere(part).tolist():
+                pair = (row * size + i, column * size + j)
                 if pair[0] < pair[1] or not self.manifest["symmetric"]:
                     found.append((*pair, str(Status(int(part[i, j])))))
         return sorted(found)
@@ -99,72 +93,74 @@ class DistanceStore:
         return f"DistanceStore({str(self.path)!r}, shape={shape}, {done} of {self.num_blocks} blocks)"
 
 
-@dataclass(frozen=True, eq=False)
-class BlockWriter:
-    """Writes blocks to a store; small, so that it can be sent to other processes."""
-
-    path: str
-    plan: Plan
-
-    def has(self, block: Block) -> bool:
-        """Whether a block is finished."""
-        return all(self.file("distances", chunk).exists() for chunk in self.plan.chunks(block))
-
-    def write(self, block: Block, values: np.ndarray, status: np.ndarray) -> None:
-        """Writes a block; its own chunk comes last and says that it is finished."""
-        if not Path(self.path, "zarr.json").exists():
-            raise FileNotFoundError(
-                f"{self.path} is not there for the process that solved block {block}. Put it on a file system that all "
-                "workers share."
-            )
-        with explained(self.path):
-            arrays = _arrays(self.path, "r+")
-            if status.any():
-                for where, part in self.plan.writes(block, status):
-                    arrays["status"][where] = part
-            for where, part in self.plan.writes(block, values):
-                arrays["distances"][where] = part
-
-    def file(self, array: str, chunk: Block) -> Path:
-        return Path(self.path, array, "c", *map(str, chunk))
-
-
-def open_writer(path: Path, plan: Plan, facts: dict[str, Any]) -> BlockWriter:
-    """Makes the store, or goes on with the one that is there if it is of the same job."""
-    with explained(path):
+def open_for(job: Job, path: Path) -> None:
+    """Makes the store of a job, or finds that the one that is there is of the same job."""
+    facts = manifest(job)
+    with _explained(path):
         if not path.exists():
-            _create(path, plan, facts)
+            _create(path, job.plan, facts)
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, "no permission")
-    changed = difference(read_manifest(path), facts)
+    changed = difference(_read_manifest(path), facts)
     if changed is not None:
         raise ValueError(
             f"{path} holds distances of another run: {changed}. Choose another place, or delete it to start again."
         )
-    return BlockWriter(str(path), plan)
 
 
-def unfinished(writer: BlockWriter, blocks: list[Block]) -> list[Block]:
+def has(path: Path, plan: Plan, block: Block) -> bool:
+    """Whether a block is finished."""
+    return all(_file(path, "distances", chunk).exists() for chunk in plan.chunks(block))
+
+
+def write(path: Path, plan: Plan, block: Block, values: np.ndarray, status: np.ndarray) -> None:
+    """Writes a block; its own chunk comes last and says that it is finished."""
+    if not Path(path, "zarr.json").exists():
+        raise FileNotFoundError(
+            f"{path} is not there for the process that solved block {block}. Put it on a file system that all workers "
+            "share."
+        )
+    with _explained(path):
+        group = _zarr().open_group(path, mode="r+")
+        if status.any():
+            for where, part in plan.writes(block, status):
+                group["status"][where] = part
+        # A block whose pairs all failed must leave a chunk too, or it would look unfinished.
+        distances = group["distances"].with_config({"write_empty_chunks": True})
+        for where, part in plan.writes(block, values):
+            distances[where] = part
+
+
+def unfinished(path: Path, plan: Plan, blocks: list[Block]) -> list[Block]:
     """The blocks still to be solved. Damaged ones are dropped, with a warning, and count as unfinished."""
-    arrays, missing = _arrays(writer.path, "r"), []
+    group, missing = _zarr().open_group(path, mode="r"), []
     for block in blocks:
-        chunks = list(itertools.product(_NAMES, writer.plan.chunks(block)))
-        if writer.has(block):
+        if has(path, plan, block):
+            chunks = [(name, chunk) for name in ("distances", "status") for chunk in plan.chunks(block)]
             try:
                 # A chunk that no longer has the bytes that were written cannot be read.
                 for name, chunk in chunks:
-                    arrays[name].blocks[chunk]
+                    group[name].blocks[chunk]
                 continue
             except (ValueError, RuntimeError):
-                warnings.warn(f"Block {block} of {writer.path} is damaged and is solved again.", stacklevel=4)
+                warnings.warn(f"Block {block} of {path} is damaged and is solved again.", stacklevel=4)
                 for name, chunk in chunks:
-                    writer.file(name, chunk).unlink(missing_ok=True)
+                    _file(path, name, chunk).unlink(missing_ok=True)
         missing.append(block)
     return missing
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Of a store on disk."""
+def finished(path: Path, num_solved: int) -> DistanceStore:
+    """The store after a run."""
+    store = replace(DistanceStore.open(path), num_solved=num_solved)
+    if store.complete:
+        # What killed processes left half written; nobody writes to a finished store.
+        for file in path.rglob(_UNFINISHED_WRITE):
+            file.unlink(missing_ok=True)
+    return store
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
     facts = _zarr().open_group(path, mode="r").attrs.get("pullback") if (path / "zarr.json").exists() else None
     if not isinstance(facts, dict):
         raise ValueError(f"{path} is not a store of pullback.pairwise_distances. Choose another place.")
@@ -172,7 +168,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def explained(path: object) -> Iterator[None]:
+def _explained(path: Path) -> Iterator[None]:
     """Errors of the file system as sentences that say what to do; they keep their type and number."""
     try:
         yield
@@ -194,9 +190,7 @@ def _create(path: Path, plan: Plan, facts: dict[str, Any]) -> None:
     group = zarr.create_group(draft, attributes={"pullback": facts})
     compressors = [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()]
     layout = {"shape": plan.shape, "chunks": (plan.size,) * len(plan.shape), "compressors": compressors}
-    # A block whose pairs all failed must leave a chunk too, or it would look unfinished.
-    config = {"write_empty_chunks": True}
-    group.create_array("distances", dtype=facts["dtype"], fill_value=np.nan, config=config, **layout)
+    group.create_array("distances", dtype=facts["dtype"], fill_value=np.nan, **layout)
     group.create_array("status", dtype="int8", fill_value=0, **layout)
     try:
         draft.rename(path)
@@ -206,19 +200,16 @@ def _create(path: Path, plan: Plan, facts: dict[str, Any]) -> None:
             raise
 
 
-def _written(path: Path, array: str = "distances") -> Iterator[Block]:
+def _file(path: Path, array: str, chunk: Block) -> Path:
+    return Path(path, array, "c", *map(str, chunk))
+
+
+def _written(path: Path, array: str) -> Iterator[Block]:
     """The chunks that are there."""
     root = path / array / "c"
-    for file in root.rglob("*") if root.exists() else ():
-        if file.is_file() and not file.match(UNFINISHED_WRITE):
+    for file in root.rglob("*"):
+        if file.is_file() and not file.match(_UNFINISHED_WRITE):
             yield tuple(map(int, file.relative_to(root).parts))
-
-
-def _arrays(path: str | Path, mode: str) -> Any:
-    group = _zarr().open_group(path, mode=mode)
-    # The layout records no settings of writing, so they are given again.
-    full = group["distances"].with_config({"write_empty_chunks": True})
-    return {"distances": full, "status": group["status"]}
 
 
 def _zarr() -> Any:
