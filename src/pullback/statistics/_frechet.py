@@ -150,7 +150,7 @@ def frechet_mean(
 def _approach(paths: Paths, points: Tensor, share: Tensor, mean: Tensor, max_steps: int, rtol: float) -> Balance:
     """The mean with coarse paths, solved anew where the mean moved far."""
     labels = torch.zeros(len(points), dtype=torch.long, device=points.device)
-    found = Balance.of(paths, star(paths, mean.expand_as(points), points), labels, share, mean[None])
+    found = Balance(paths, star(paths, mean.expand_as(points), points), labels, share, mean[None])
     for _ in range(_MAX_FRESH):
         found.descend(rtol, max_steps)
         if not _freshen(paths, found, points, mean):
