@@ -19,11 +19,10 @@ import pullback as pb
 from helpers import log_normalizer
 from problems import PROBLEMS, sphere
 from pullback.statistics import _land_fit as land_fit
-from pullback.statistics import _surrogate as surrogate
+from pullback.statistics import _normalization as normalization
 from pullback.statistics._land_fit import Problem, View
 from pullback.statistics._normalization import Cloud, best_precision, best_product, importance_sample, log_base
 from pullback.statistics._paths import Flat, Paths
-from pullback.statistics._surrogate import KnownRadii
 
 DOUBLE = torch.float64
 HALF_PLANE = next(p for p in PROBLEMS if p.name == "hyperbolic plane (Laplace)")
@@ -147,8 +146,8 @@ class TestNormalization:
 
         noise = 0.5 * torch.randn(800, 2, dtype=DOUBLE, generator=source())
         codes = torch.stack([noise[:, 0], noise[:, 1].exp()], -1)
-        known = KnownRadii(codes[:200], codes, scale * radii(codes))
-        value, error = surrogate.log_normalizer(volume(HALF_PLANE.metric), radii, known, 1024, 0)
+        known = normalization.KnownRadii(codes[:200], codes, scale * radii(codes))
+        value, error = normalization.log_normalizer(volume(HALF_PLANE.metric), radii, known, 1024, 0)
         assert error < 0.01
         assert abs(value - exact) < 4 * error
 

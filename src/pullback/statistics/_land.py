@@ -37,15 +37,16 @@ from pullback.statistics._normalization import (
     BaseMeasure,
     Cloud,
     Factor,
+    KnownRadii,
     LogBase,
     Proposal,
     importance_sample,
     log_base,
+    log_normalizer,
     quadratic,
     shell,
 )
 from pullback.statistics._paths import Paths, Starts
-from pullback.statistics._surrogate import KnownRadii, log_normalizer
 
 # Most of the time goes into paths, and two digits are enough: they are solved again in elements.
 _COARSE = GaussNewton(rtol=1e-2, min_segments=8, max_segments=16, max_steps=8)
