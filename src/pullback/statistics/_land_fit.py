@@ -16,6 +16,7 @@ minimum, not at it. So when it helps no more, :math:`D_\mu \mathrm{Log}_\mu` is 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,8 +43,7 @@ _MAX_SEEDS = 64
 _SETTLED, _MAX_RELAXATIONS = 1e-4, 3
 
 
-@dataclass(frozen=True, eq=False)
-class View:
+class View(NamedTuple):
     """Points as seen from a mean: tangents ``(m, d)``, which paths converged ``(m,)``, and the paths themselves."""
 
     v: Tensor
@@ -85,8 +85,7 @@ class View:
         return -filtered_inverse(M) @ (hessian + torch.einsum("kij,nj->nik", slopes, self.v))
 
 
-@dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(NamedTuple):
     """What stays the same during a fit."""
 
     paths: Paths
@@ -120,19 +119,19 @@ class Component:
     def cost(self, codes: Tensor, r: Tensor) -> float:
         return float(-(r @ self.log_density(codes)))
 
+    def squares(self, paths: Paths, z: Tensor) -> Tensor:
+        """The squared radii of points, ``(n,)``."""
+        return quadratic(View.of(paths, self.mean, z).v, self.precision)
 
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """What `fit` found."""
 
+class Fit(NamedTuple):
     components: list[Component]
     weights: Tensor  # (K,)
     bounds: list[float]  # the mean log-likelihood after every step
     converged: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Slope:
+class Slope(NamedTuple):
     """The gradient of the cost at a mean, and an estimate of its inverse Hessian."""
 
     mean: Tensor
@@ -141,8 +140,7 @@ class Slope:
     seen: bool = False  # whether that was measured
 
 
-@dataclass(frozen=True, eq=False)
-class Pace:
+class Pace(NamedTuple):
     """How a component moves."""
 
     step: float = 1.0  # share of the step that is tried next
@@ -154,7 +152,7 @@ class Pace:
 
 def fit(problem: Problem, means: Tensor, samples: list[Sample], r: Tensor, *, tol: float, max_iter: int) -> Fit:
     """Expectation maximization from responsibilities ``(n, K)``, until the likelihood rises by less than `tol`."""
-    components = [component_at(problem, m, _share(p), s) for m, p, s in zip(means, r.unbind(1), samples, strict=True)]
+    components = [component_at(problem, *start) for start in zip(means, _shares(r), samples, strict=True)]
     paces, bounds, done = [Pace(exact=problem.paths.is_flat)] * len(means), [], False
     while True:
         weights = r.mean(0)
@@ -164,14 +162,8 @@ def fit(problem: Problem, means: Tensor, samples: list[Sample], r: Tensor, *, to
         if done or len(bounds) > max_iter:
             return Fit(components, weights, bounds, done)
         r = joint.softmax(1)
-        moved = [_improve(problem, c, _share(r[:, k]), paces[k], tol) for k, c in enumerate(components)]
-        components, paces = [c for c, _ in moved], [pace for _, pace in moved]
-
-
-def draw(points: Tensor, mass: Tensor, num: int) -> Tensor:
-    """Points in proportion to their mass, evenly: each as often as its share says, up to one."""
-    grid = (torch.arange(num, dtype=mass.dtype, device=mass.device) + 0.5) / num
-    return points[torch.searchsorted(mass.cumsum(0) / mass.sum(), grid).clamp_max(len(points) - 1)]
+        moved = [_improve(problem, *state, tol) for state in zip(components, _shares(r), paces, strict=True)]
+        components, paces = map(list, zip(*moved, strict=True))
 
 
 def component_at(problem: Problem, mean: Tensor, r: Tensor, sample: Sample, last: View | None = None) -> Component:
@@ -259,15 +251,9 @@ def _differences(problem: Problem, component: Component, r: Tensor) -> Tensor:
     return torch.linalg.solve(axes, torch.stack(changes).flatten(1)).reshape(len(axes), *points.shape).permute(1, 2, 0)
 
 
-def _share(r: Tensor) -> Tensor:
-    return r / r.sum().clamp_min(torch.finfo(r.dtype).tiny)
-
-
-def nearest(paths: Paths, codes: Tensor, means: Tensor) -> Tensor:
-    """Responsibilities ``(n, K)``, 0 or 1, by the nearest mean."""
-    if len(means) == 1:
-        return torch.ones_like(codes[:, :1])
-    return torch.nn.functional.one_hot(paths.matrix(codes, means).argmin(1), len(means)).to(codes)
+def _shares(r: Tensor) -> tuple[Tensor, ...]:
+    """The weights of the codes in each component, which sum to one."""
+    return (r / r.sum(0).clamp_min(torch.finfo(r.dtype).tiny)).unbind(1)
 
 
 def first_means(paths: Paths, codes: Tensor, num: int, source: torch.Generator) -> Tensor:
@@ -277,8 +263,8 @@ def first_means(paths: Paths, codes: Tensor, num: int, source: torch.Generator) 
         return torch.as_tensor(found.cluster_centers_).to(codes)
     seeds = codes[torch.randperm(len(codes), generator=source, device=codes.device)[:_MAX_SEEDS]]
     i, j = torch.triu_indices(len(seeds), len(seeds), 1, device=codes.device)
-    a, b = paths.cast(seeds[i]), paths.cast(seeds[j])
+    distances = paths.init.distances if isinstance(paths.init, Graph) else paths.distances
     D = seeds.new_zeros(len(seeds), len(seeds))
-    D[i, j] = (paths.init.distances(a, b) if isinstance(paths.init, Graph) else paths.distances(a, b)).to(D)
+    D[i, j] = distances(paths.cast(seeds[i]), paths.cast(seeds[j])).to(D)
     D = (D + D.mT).nan_to_num(posinf=2 * float(D[D.isfinite()].max())).square()
     return seeds[swap_medoids(D, greedy_medoids(D, num), 10 * num)[0]]

@@ -126,8 +126,9 @@ def shell(log_base: LogBase, codes: Tensor, seed: int) -> Sample:
     """Points far from the codes, beyond where `importance_sample` draws, in all directions."""
     d, (mean, covariance), source = codes.shape[1], moments(codes), torch.Generator(device=codes.device)
     noise = torch.randn(_SHELL_POINTS, d, dtype=codes.dtype, device=codes.device, generator=source.manual_seed(seed))
-    least, share = _SHELL * d**0.5, torch.rand(_SHELL_POINTS, 1, dtype=codes.dtype, device=codes.device, generator=source)
-    radius, factor = least * (1 + share), torch.linalg.cholesky(covariance)
+    share = torch.rand(_SHELL_POINTS, 1, dtype=codes.dtype, device=codes.device, generator=source)
+    least, factor = _SHELL * d**0.5, torch.linalg.cholesky(covariance)
+    radius = least * (1 + share)
     z = mean + radius * torch.nn.functional.normalize(noise, dim=1) @ factor.mT
     sphere = np.log(2) + 0.5 * d * np.log(np.pi) - gammaln(0.5 * d)
     volume = sphere + (d - 1) * radius[:, 0].log() + np.log(least) + factor.diagonal().log().sum()
@@ -201,7 +202,7 @@ def _whitened(x: Tensor, moment: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _most_likely(log_weight: Tensor, u: Tensor, num_blocks: int, barrier: float, penalty: float = 0.0) -> Tensor:
-    r"""A root of the most likely P in blocks of :math:`\exp(-\tfrac12 u^\top P u)` on points ``(S, D)`` with log-weights.
+    r"""A root of the most likely P, in blocks, of :math:`\exp(-\tfrac12 u^\top P u)` on weighted points ``(S, D)``.
 
     In these coordinates the data have the identity for a second moment. To the convex function belong the barrier times
     (trace - log det) of P and the penalty times the trace of its first block. Newton's method, each step of it in
