@@ -137,8 +137,8 @@ class LAND(DensityMixin, Estimator):
             # too few codes have no covariance
             groups = [group if len(group) > 2 * codes.shape[1] else codes for group in groups]
             seeds = range(seed, seed + NUM_REPLICATES * len(groups), NUM_REPLICATES)
-            sample = functools.partial(normalization.importance_sample, self._log_base)
-            samples = [sample(z, num, k) for z, k in zip(groups, seeds, strict=True)]
+            pairs = zip(groups, seeds, strict=True)
+            samples = [normalization.importance_sample(self._log_base, z, num, k) for z, k in pairs]
             problem = Problem(paths, codes, self.reg_covar, self.gaussian_factor and not paths.is_flat)
             found = fit(problem, means, samples, r, tol=self.tol, max_iter=self.max_iter)
             self._finish(problem, found, _FINAL * num, seed + _FRESH, X)
@@ -195,8 +195,8 @@ class LAND(DensityMixin, Estimator):
         check_is_fitted(self)
         if n_samples < 1:
             raise ValueError(f"n_samples is {n_samples}; ask for at least one.")
-        source, points = as_generator(self.random_state), torch.as_tensor(self.points_).double()
-        proposal = normalization.Proposal.fit(points)
+        source = as_generator(self.random_state)
+        proposal = normalization.Proposal.fit(torch.as_tensor(self.points_).double())
         peak, d = -torch.inf, proposal.centers.shape[1]
         kept = torch.empty(0, d + self.n_components + 1).to(proposal.centers)
         while len(kept) < n_samples:
@@ -220,10 +220,10 @@ class LAND(DensityMixin, Estimator):
 
     def _finish(self, problem: Problem, found: Fit, num: int, seed: int, X: Array) -> None:
         """Sets the attributes; normalization constants are computed once more, with new points, where the mass is."""
-        kernels, finished = -(-_NUM_KERNELS // len(found.components)), []
-        for k, c in enumerate(found.components):
-            seeds = seed + 1 + k * NUM_REPLICATES, seed + (k + 1) * _FRESH
-            finished.append(_finished(problem, c, self._log_base, kernels, num, seeds))
+        kernels = -(-_NUM_KERNELS // len(found.components))
+        seeds = [(seed + 1 + k * NUM_REPLICATES, seed + (k + 1) * _FRESH) for k in range(len(found.components))]
+        pairs = zip(found.components, seeds, strict=True)
+        finished = [_finished(problem, c, self._log_base, kernels, num, some) for c, some in pairs]
         points, totals, errors = zip(*finished, strict=True)
 
         def stacked(values: Iterable[Tensor]) -> Any:
@@ -245,9 +245,10 @@ class LAND(DensityMixin, Estimator):
         """log w_k p_k(z), of shape ``(n, K)``."""
         names = ("means", "precisions", "factor_means", "factor_precisions", "log_normalizers")
         rows = zip(*(torch.as_tensor(getattr(self, f"{name}_")).to(z) for name in names), strict=True)
-        paths = self._known_paths()
-        radii = ((quadratic(View.of(paths, m, z).v, p) + quadratic(z - f, g), c) for m, p, f, g, c in rows)
-        joint = [-0.5 * squares - c for squares, c in radii]
+        joint = [
+            -0.5 * (quadratic(View.of(self._known_paths(), mean, z).v, precision) + quadratic(z - m, factor)) - total
+            for mean, precision, m, factor, total in rows
+        ]
         return torch.stack(joint, 1) + torch.as_tensor(self.weights_).to(z).log()
 
 
@@ -256,22 +257,18 @@ def _finished(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Points in proportion to a component's density, log C and its standard error."""
     points, base = _drawn(c.sample.z, c.cloud.log_terms(c.precision), kernels), c.factor.times(base)
-    z, squares = torch.cat([problem.codes, c.sample.z]), quadratic(c.view.v, c.precision)
+    z, radii = torch.cat([problem.codes, c.sample.z]), quadratic(c.view.v, c.precision).clamp_min(0).sqrt()
     # from a finer sample around those too; in more dimensions they are too sparse to guess anything between them
     if z.shape[1] <= normalization.FEW_DIMENSIONS:
         finer = normalization.importance_sample(base, points, 2 * len(c.sample.z), seeds[0], adapted=True)
-        more = c.squares(problem.paths, finer.z)
-        points = torch.cat([points, _drawn(finer.z, finer.log_weight - 0.5 * more, kernels)])
-        z, squares = torch.cat([z, finer.z]), torch.cat([squares, more])
+        more = c.radii(problem.paths, finer.z)
+        points = torch.cat([points, _drawn(finer.z, finer.log_weight - 0.5 * more.square(), kernels)])
+        z, radii = torch.cat([z, finer.z]), torch.cat([radii, more])
     if problem.paths.is_flat:
         total = 0.5 * (len(c.mean) * np.log(2 * np.pi) - torch.logdet(c.precision))
         return points, total, torch.zeros_like(total)
-    known = normalization.KnownRadii(points, z, squares.clamp_min(0).sqrt())
-
-    def radii(z: Tensor) -> Tensor:
-        return c.squares(problem.paths, z).clamp_min(0).sqrt()
-
-    return points, *normalization.log_normalizer(base, radii, known, num, seeds[1])
+    find, known = functools.partial(c.radii, problem.paths), normalization.KnownRadii(points, z, radii)
+    return points, *normalization.log_normalizer(base, find, known, num, seeds[1])
 
 
 def _drawn(z: Tensor, log_weight: Tensor, num: int) -> Tensor:
@@ -286,7 +283,7 @@ def _far_share(problem: Problem, base: LogBase, component: Component, seed: int)
     if problem.paths.is_flat or problem.gaussian_factor:
         return 0.0
     sample = normalization.shell(base, problem.codes, seed)
-    terms = (sample.log_weight - 0.5 * component.squares(problem.paths, sample.z)).nan_to_num(-torch.inf)
+    terms = (sample.log_weight - 0.5 * component.radii(problem.paths, sample.z).square()).nan_to_num(-torch.inf)
     return float((terms.logsumexp(0) - component.log_normalizer).exp())
 
 

@@ -119,9 +119,9 @@ class Component:
     def cost(self, codes: Tensor, r: Tensor) -> float:
         return float(-(r @ self.log_density(codes)))
 
-    def squares(self, paths: Paths, z: Tensor) -> Tensor:
-        """The squared radii of points, ``(n,)``."""
-        return quadratic(View.of(paths, self.mean, z).v, self.precision)
+    def radii(self, paths: Paths, z: Tensor) -> Tensor:
+        """The lengths of the logarithms of points in units of the precision, ``(n,)``."""
+        return quadratic(View.of(paths, self.mean, z).v, self.precision).clamp_min(0).sqrt()
 
 
 class Fit(NamedTuple):
