@@ -256,7 +256,7 @@ def _finished(
     problem: Problem, c: Component, base: LogBase, kernels: int, num: int, seeds: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Points in proportion to a component's density, log C and its standard error."""
-    points, base = _drawn(c.sample.z, c.cloud.log_terms(c.precision), kernels), c.factor.times(base)
+    points, base = _drawn(c.sample.z, c.log_terms, kernels), c.factor.times(base)
     z, radii = torch.cat([problem.codes, c.sample.z]), quadratic(c.view.v, c.precision).clamp_min(0).sqrt()
     # from a finer sample around those too; in more dimensions they are too sparse to guess anything between them
     if z.shape[1] <= normalization.FEW_DIMENSIONS:

@@ -15,6 +15,7 @@ minimum, not at it. So when it helps no more, :math:`D_\mu \mathrm{Log}_\mu` is 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from pullback._metrics.connection import filtered_inverse, velocity_of
 from pullback._starts.graph import Graph
 from pullback._starts.lattice import Lattice
 from pullback.statistics._clustering import GeodesicKMeans, greedy_medoids, swap_medoids
-from pullback.statistics._normalization import Cloud, Factor, Sample, best_precision, best_product, moments, quadratic
+from pullback.statistics._normalization import Factor, Sample, best_precision, best_product, moments, quadratic
 from pullback.statistics._paths import Paths
 from pullback.statistics._stars import LogStar, Star, star
 
@@ -101,16 +102,23 @@ class Component:
     mean: Tensor
     precision: Tensor
     factor: Factor
-    log_normalizer: Tensor
     sample: Sample  # that it is normalized with
-    v: Tensor  # logarithms of the codes at the mean
-    cloud: Cloud  # those of the sample; the factor is part of its weights
     view: View  # of codes and sample
 
     @property
-    def mass(self) -> Tensor:
-        """The share of each point of the sample in C."""
-        return self.cloud.log_terms(self.precision).softmax(0)
+    def v(self) -> Tensor:
+        """The logarithms of the codes at the mean."""
+        return self.view.v[: -len(self.sample.z)]
+
+    @functools.cached_property
+    def log_terms(self) -> Tensor:
+        """Logarithms of the terms, one for each point of the sample, whose sum is C."""
+        weight, v = self.sample.log_weight + self.factor.log(self.sample.z), self.view.v[-len(self.sample.z) :]
+        return weight - 0.5 * quadratic(v, self.precision)
+
+    @property
+    def log_normalizer(self) -> Tensor:
+        return self.log_terms.logsumexp(0)
 
     def log_density(self, codes: Tensor) -> Tensor:
         """Of the codes, with respect to the base measure."""
@@ -168,25 +176,23 @@ def fit(problem: Problem, means: Tensor, samples: list[Sample], r: Tensor, *, to
 
 def component_at(problem: Problem, mean: Tensor, r: Tensor, sample: Sample, last: View | None = None) -> Component:
     """The component at a mean with the precision that suits the codes, weighted by r, best."""
-    n = len(problem.codes)
-    view = View.of(problem.paths, mean, torch.cat([problem.codes, sample.z]), last)
-    cloud, one = Cloud(view.v[n:], sample.log_weight), torch.eye(len(mean)).to(mean)
-    none = Factor(mean, torch.zeros_like(one))
-    return _with_precision(Component(mean, one, none, mean[0], sample, view.v[:n], cloud, view), problem, r)
+    view, none = (
+        View.of(problem.paths, mean, torch.cat([problem.codes, sample.z]), last),
+        mean.new_zeros(2 * mean.shape),
+    )
+    return _with_precision(Component(mean, none, Factor(mean, none), sample, view), problem, r)
 
 
 def _with_precision(component: Component, problem: Problem, r: Tensor) -> Component:
-    moment, cloud, factor = _moment(component, problem, r), component.cloud, component.factor
+    moment, sample, factor = _moment(component, problem, r), component.sample, component.factor
+    tangents = component.view.v[len(problem.codes) :]
     if problem.gaussian_factor:
-        sample = component.sample
         # half a second moment of so many codes is known to that: smaller gains would be lost on other codes
         penalty = float(0.5 * r.square().sum()) ** 0.5
-        precision, factor = best_product(sample, cloud.v, moment, moments(problem.codes, r), penalty)
-        cloud = Cloud(cloud.v, sample.log_weight + factor.log(sample.z))
+        precision, factor = best_product(sample, tangents, moment, moments(problem.codes, r), penalty)
     else:
-        precision = best_precision(cloud, moment)
-    total = cloud.log_normalizer(precision)[0]
-    return replace(component, precision=precision, factor=factor, cloud=cloud, log_normalizer=total)
+        precision = best_precision(sample, tangents, moment)
+    return replace(component, precision=precision, factor=factor)
 
 
 def _moment(component: Component, problem: Problem, r: Tensor) -> Tensor:
@@ -197,7 +203,8 @@ def _moment(component: Component, problem: Problem, r: Tensor) -> Tensor:
 def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol: float) -> tuple[Component, Pace]:
     """The component after one attempted step, and how to go on."""
     component = _with_precision(component, problem, r)
-    slope, direction = pace.slope, r @ component.v - component.mass @ component.cloud.v
+    mass = torch.cat([r, -component.log_terms.softmax(0)])
+    slope, direction = pace.slope, mass @ component.view.v
     if pace.exact and not problem.paths.is_flat:
         slope = slope if slope is not None and pace.failed else _slope(problem, component, r, slope)
         # what a whole step is expected to gain
@@ -222,7 +229,7 @@ def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol:
 
 def _slope(problem: Problem, component: Component, r: Tensor, last: Slope | None) -> Slope:
     """The gradient of the cost, and an inverse Hessian: of Gauss and Newton at first, then corrected by BFGS."""
-    precision, v, n, p = component.precision, component.view.v, len(component.v), component.mass
+    precision, v, n, p = component.precision, component.view.v, len(component.v), component.log_terms.softmax(0)
     derivative = component.view.derivative(problem.paths, component.mean)
     derivative = _differences(problem, component, r) if derivative is None else derivative
     slopes = ((v @ precision)[:, None] @ derivative)[:, 0]

@@ -29,6 +29,7 @@ from scipy.special import gammaln, ndtri
 from scipy.stats import qmc
 from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
+from torch.distributions import MultivariateNormal
 
 from pullback.statistics._paths import Paths
 
@@ -81,25 +82,6 @@ class Sample:
     log_weight: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Cloud:
-    """Tangents ``(S, d)`` and log-weights ``(S,)``: the base measure as seen from a point."""
-
-    v: Tensor
-    log_weight: Tensor
-
-    def log_terms(self, precision: Tensor) -> Tensor:
-        """Logarithms of the terms whose sum is C."""
-        return self.log_weight - 0.5 * quadratic(self.v, precision)
-
-    def log_normalizer(self, precision: Tensor) -> tuple[Tensor, Tensor]:
-        """log C, and its standard error from the scatter of the replicates."""
-        terms = self.log_terms(precision)
-        total = terms.logsumexp(0)
-        parts = (terms.unflatten(0, (NUM_REPLICATES, -1)) - total).logsumexp(1).exp() * NUM_REPLICATES
-        return total, parts.std() / NUM_REPLICATES**0.5
-
-
 def quadratic(v: Tensor, precision: Tensor) -> Tensor:
     """``vᵀ Γ v`` for tangents ``(*batch, d)``."""
     return ((v @ precision) * v).sum(-1)
@@ -150,23 +132,23 @@ class Factor:
         return lambda z: log_base(z) + self.log(z)
 
 
-def best_precision(cloud: Cloud, second_moment: Tensor) -> Tensor:
-    r"""The precision of greatest likelihood for tangents with the given second moment S.
+def best_precision(sample: Sample, v: Tensor, second_moment: Tensor) -> Tensor:
+    r"""The precision of greatest likelihood for tangents with the given second moment S, given those of a sample.
 
     Least is the convex function :math:`\tfrac12 \mathrm{tr}(\Gamma S) + \log C(\Gamma) + \kappa\,(\mathrm{tr}(\Gamma
     S) - \log\det \Gamma)`. Its last term is least at :math:`\Gamma = S^{-1}`, the minimum in flat space. Elsewhere it
-    keeps Γ from vanishing: a few far codes would have the density reach beyond all points of the cloud, where its
+    keeps Γ from vanishing: a few far codes would have the density reach beyond all points of the sample, where its
     integral can no longer be known.
     """
-    v, inverse = _whitened(cloud.v, second_moment)
-    root = inverse.mT @ _most_likely(cloud.log_weight, v, 1, _BARRIER)
+    v, inverse = _whitened(v, second_moment)
+    root = inverse.mT @ _most_likely(sample.log_weight, v, 1, _BARRIER)
     return root @ root.mT
 
 
 def best_product(
     sample: Sample, v: Tensor, second_moment: Tensor, codes: Gaussian, penalty: float = 0.0
 ) -> tuple[Tensor, Factor]:
-    r"""The same with a Gaussian factor, given the tangents of a sample, and the codes' own moments.
+    r"""The same with a Gaussian factor, given the codes' own moments.
 
     The mean of the factor is that of the most likely Gaussian over the same measure, so the minimum is no worse than
     this Gaussian, for which :math:`\Gamma = 0`. (A mean found with all the rest may run away, where distances balance
@@ -284,15 +266,9 @@ class Proposal:
 
     def log_density(self, z: Tensor) -> Tensor:
         """With respect to dz."""
-        middle, (k, d) = self.centers.mean(0), self.centers.shape  # digits are lost where both are far from zero
-        inverse = torch.linalg.solve_triangular(self.factors, torch.eye(d).to(z), upper=False)
-        offset = (inverse @ (self.centers - middle)[..., None]).flatten()
-        scale = self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1) + 0.5 * d * np.log(2 * np.pi)
-        parts = []
-        for part in z.split(_CHUNK):
-            white = torch.addmm(-offset, part - middle, inverse.flatten(0, 1).mT).unflatten(1, (k, d))
-            parts.append((self.log_shares - scale - 0.5 * white.square().sum(-1)).logsumexp(-1))
-        return torch.cat(parts)
+        kernels = MultivariateNormal(self.centers, scale_tril=self.factors, validate_args=False)
+        logs = [(kernels.log_prob(part[:, None]) + self.log_shares).logsumexp(-1) for part in z.split(_CHUNK)]
+        return torch.cat(logs)
 
 
 def moments(codes: Tensor, share: Tensor | None = None) -> Gaussian:
