@@ -27,18 +27,16 @@ from pullback.statistics._stars import star
 # A path from the mean that was solved anew and has less energy by this share runs in another valley, and takes its
 # place. So does one in the place of a path that has so much left to gain and does not move.
 _OTHER_VALLEY = 1e-2
+# Standard deviations that a mean moves before its paths are solved anew, and times that they are.
+_FAR, _MAX_FRESH = 0.2, 6
 # Accuracy of the first paths: they are refined when the mean is near.
 _FIRST_RTOL = 1e-2
-# Standard deviations that a mean moves before its paths are solved anew.
-_FAR = 0.2
 # Residual at which the paths are resolved as well as `rtol` asks: coarse ones find the way to there. A choice.
 _NEAR = 3e-3
 # Points whose mean begins that of over twice as many, sought up to this residual, as means differ by more. Choices.
 _FEW, _ROUGHLY = 50, 3e-2
 # Share of `rtol` that is aimed at where the residual is still above it.
 _LAST = 0.1
-# Times that paths are solved anew.
-_MAX_FRESH = 6
 # Steps in which straight lines from candidates for the first mean are measured.
 _STEPS = 16
 # By how much the error of the logarithms may exceed the residual before the message says so.

@@ -284,7 +284,7 @@ def _far_share(problem: Problem, base: LogBase, component: Component, seed: int)
         return 0.0
     sample = normalization.shell(base, problem.codes, seed)
     terms = (sample.log_weight - 0.5 * component.radii(problem.paths, sample.z).square()).nan_to_num(-torch.inf)
-    return float((terms.logsumexp(0) - component.log_normalizer).exp())
+    return float((terms.logsumexp(0) - component.log_terms.logsumexp(0)).exp())
 
 
 def _doubts(found: Fit, max_iter: int, error: float, far: float, base_measure: BaseMeasure) -> Iterator[str]:

@@ -30,14 +30,11 @@ from pullback.statistics._normalization import Factor, Sample, best_precision, b
 from pullback.statistics._paths import Paths
 from pullback.statistics._stars import LogStar, Star, star
 
-# A step that was shortened more than that is given up.
-_MIN_STEP = 0.05
-# Longest step, in standard deviations.
-_MAX_STEP = 2.0
-# Of the differences that replace derivatives in the mean, in standard deviations.
-_DIFFERENCE = 0.05
-# A logarithm that moves so much faster than the mean has hopped to another path.
-_STEEPEST = 10.0
+# A step that was shortened more than that is given up; and the longest step, in standard deviations.
+_MIN_STEP, _MAX_STEP = 0.05, 2.0
+# Of the differences that replace derivatives in the mean, in standard deviations. A logarithm that moves so much faster
+# than the mean has hopped to another path.
+_DIFFERENCE, _STEEPEST = 0.05, 10.0
 # Codes among which the first means are chosen: 2,016 pairs in a graph take about a second.
 _MAX_SEEDS = 64
 # Promised decrease of the energy, relative, at which paths that follow a mean count as solved; and steps for that.
@@ -116,13 +113,9 @@ class Component:
         weight, v = self.sample.log_weight + self.factor.log(self.sample.z), self.view.v[-len(self.sample.z) :]
         return weight - 0.5 * quadratic(v, self.precision)
 
-    @property
-    def log_normalizer(self) -> Tensor:
-        return self.log_terms.logsumexp(0)
-
     def log_density(self, codes: Tensor) -> Tensor:
         """Of the codes, with respect to the base measure."""
-        return self.factor.log(codes) - 0.5 * quadratic(self.v, self.precision) - self.log_normalizer
+        return self.factor.log(codes) - 0.5 * quadratic(self.v, self.precision) - self.log_terms.logsumexp(0)
 
     def cost(self, codes: Tensor, r: Tensor) -> float:
         return float(-(r @ self.log_density(codes)))
@@ -176,10 +169,8 @@ def fit(problem: Problem, means: Tensor, samples: list[Sample], r: Tensor, *, to
 
 def component_at(problem: Problem, mean: Tensor, r: Tensor, sample: Sample, last: View | None = None) -> Component:
     """The component at a mean with the precision that suits the codes, weighted by r, best."""
-    view, none = (
-        View.of(problem.paths, mean, torch.cat([problem.codes, sample.z]), last),
-        mean.new_zeros(2 * mean.shape),
-    )
+    view = View.of(problem.paths, mean, torch.cat([problem.codes, sample.z]), last)
+    none = mean.new_zeros(2 * mean.shape)
     return _with_precision(Component(mean, none, Factor(mean, none), sample, view), problem, r)
 
 

@@ -31,10 +31,8 @@ _CAREFUL = 8.0
 ACCEPT = 1e-2
 # Share of `rtol` below which what is left of the residual is nothing.
 _ENOUGH = 0.5
-# Steps that single paths take between two of all.
-_MAX_RELAXATIONS = 6
-# Rounds of refinement: one element becomes sixteen.
-_MAX_REFINEMENTS = 4
+# Steps that single paths take between two of all, and rounds of refinement: one element becomes sixteen.
+_MAX_RELAXATIONS, _MAX_REFINEMENTS = 6, 4
 
 
 class Balance:

@@ -20,8 +20,7 @@ The first integral takes no path, so it may have many points. The second is smal
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +28,6 @@ from scipy.special import gammaln, ndtri
 from scipy.stats import qmc
 from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
-from torch.distributions import MultivariateNormal
 
 from pullback.statistics._paths import Paths
 
@@ -63,19 +61,15 @@ _MAX_NEWTON = 60
 _MAX_RECENTERINGS, _CENTERED = 20, 1e-3
 # Of log-weights by calibration: where it takes more, the Gaussian of the codes is no guide.
 _MAX_TILT = 1.0
-# Known points between which a radius is guessed.
-_RADII = 6
-# Points, if not more, where they take no shortest path. A choice: a second of a fit.
-_CHEAP = 2**14
-# Standard error of log C that is aimed at: a fifth of what held-out likelihoods of 500 codes are known to.
-_ENOUGH = 0.01
-_MAX_BATCHES = 4
+# Known points between which a radius is guessed, and points, if not more, with guesses. A choice: a second of a fit.
+_RADII, _CHEAP = 6, 2**14
+# Standard error of log C that is aimed at, a fifth of what held-out likelihoods of 500 codes are known to; and batches.
+_ENOUGH, _MAX_BATCHES = 0.01, 4
 # Codes whose proposal density is computed together.
 _CHUNK = 1024
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
+class Sample(NamedTuple):
     """Points ``(S, d)`` and log-weights ``(S,)`` with which sums over them are integrals over the base measure."""
 
     z: Tensor
@@ -117,8 +111,7 @@ def shell(log_base: LogBase, codes: Tensor, seed: int) -> Sample:
     return Sample(z, volume - np.log(_SHELL_POINTS) + log_base(z))
 
 
-@dataclass(frozen=True, eq=False)
-class Factor:
+class Factor(NamedTuple):
     """A Gaussian of the coordinates, ``exp(-½ (z - m)ᵀ Λ (z - m))``, by which a normal density is multiplied."""
 
     mean: Tensor
@@ -169,7 +162,7 @@ def _most_likely_mean(sample: Sample, codes: Gaussian) -> Gaussian:
         second = covariance + torch.outer(codes[0] - mean, codes[0] - mean)
         x, _ = _whitened(sample.z - mean, second)
         root = _most_likely(sample.log_weight, x, 1, _BARRIER_WITH_FACTOR)
-        gap = codes[0] - _log_terms(sample.log_weight, x, root).softmax(0) @ sample.z
+        gap = codes[0] - (sample.log_weight - 0.5 * (x @ root).square().sum(-1)).softmax(0) @ sample.z
         if quadratic(gap, torch.linalg.inv(covariance)) < _CENTERED**2:
             break
         mean = mean + gap
@@ -186,9 +179,8 @@ def _whitened(x: Tensor, moment: Tensor) -> tuple[Tensor, Tensor]:
 def _most_likely(log_weight: Tensor, u: Tensor, num_blocks: int, barrier: float, penalty: float = 0.0) -> Tensor:
     r"""A root of the most likely P, in blocks, of :math:`\exp(-\tfrac12 u^\top P u)` on weighted points ``(S, D)``.
 
-    In these coordinates the data have the identity for a second moment. To the convex function belong the barrier times
-    (trace - log det) of P and the penalty times the trace of its first block. Newton's method, each step of it in
-    coordinates in which P is the identity.
+    In these coordinates the data have the identity for a second moment. The barrier belongs to (trace - log det) of P,
+    the penalty to the trace of its first block. Newton's method, each step in coordinates in which P is the identity.
     """
     one, d = torch.eye(u.shape[1]).to(u), u.shape[1] // num_blocks
     rows, columns = torch.cat([torch.tril_indices(d, d) + k * d for k in range(num_blocks)], 1).to(u.device)
@@ -197,7 +189,7 @@ def _most_likely(log_weight: Tensor, u: Tensor, num_blocks: int, barrier: float,
     price[:d] += penalty
 
     def objective(root: Tensor) -> tuple[Tensor, Tensor]:
-        terms = _log_terms(log_weight, u, root)
+        terms = log_weight - 0.5 * (u @ root).square().sum(-1)
         return price @ root.square().sum(1) + terms.logsumexp(0) - 2 * barrier * root.diagonal().log().sum(), terms
 
     root = one / num_blocks**0.5
@@ -225,12 +217,7 @@ def _most_likely(log_weight: Tensor, u: Tensor, num_blocks: int, barrier: float,
     return root
 
 
-def _log_terms(log_weight: Tensor, u: Tensor, root: Tensor) -> Tensor:
-    return log_weight - 0.5 * (u @ root).square().sum(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class Proposal:
+class Proposal(NamedTuple):
     """A mixture of Gaussians: kernels ``(k, d)`` with Cholesky factors ``(k, d, d)`` and log-shares ``(k,)``."""
 
     centers: Tensor
@@ -266,9 +253,15 @@ class Proposal:
 
     def log_density(self, z: Tensor) -> Tensor:
         """With respect to dz."""
-        kernels = MultivariateNormal(self.centers, scale_tril=self.factors, validate_args=False)
-        logs = [(kernels.log_prob(part[:, None]) + self.log_shares).logsumexp(-1) for part in z.split(_CHUNK)]
-        return torch.cat(logs)
+        middle, (k, d) = self.centers.mean(0), self.centers.shape  # digits are lost where both are far from zero
+        inverse = torch.linalg.solve_triangular(self.factors, torch.eye(d).to(z), upper=False)
+        offset = (inverse @ (self.centers - middle)[..., None]).flatten()
+        scale = self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1) + 0.5 * d * np.log(2 * np.pi)
+        parts = []
+        for part in z.split(_CHUNK):
+            white = torch.addmm(-offset, part - middle, inverse.flatten(0, 1).mT).unflatten(1, (k, d))
+            parts.append((self.log_shares - scale - 0.5 * white.square().sum(-1)).logsumexp(-1))
+        return torch.cat(parts)
 
 
 def moments(codes: Tensor, share: Tensor | None = None) -> Gaussian:
@@ -310,8 +303,7 @@ def log_base(paths: Paths, base_measure: BaseMeasure, z: Tensor) -> Tensor:
     return values if base_measure == "volume" else torch.where(values == -torch.inf, values, 0.0)
 
 
-@dataclass(frozen=True, eq=False)
-class KnownRadii:
+class KnownRadii(NamedTuple):
     """Points drawn from a normal density, and all points ``(m, d)`` whose radii ``(m,)`` are known."""
 
     points: Tensor
@@ -341,7 +333,7 @@ def log_normalizer(
         scatter = errors.square().sum().sqrt() / len(errors)
         if scatter < _ENOUGH:
             break
-        known = KnownRadii(known.points, torch.cat([known.z, few.z]), torch.cat([known.radius, radius]))
+        known = known._replace(z=torch.cat([known.z, few.z]), radius=torch.cat([known.radius, radius]))
     return total, scatter
 
 
