@@ -55,16 +55,17 @@ class Expansion:
 
 
 @dataclass(frozen=True, eq=False)
-class LogStar(Logs):
+class LogStar:
     """Paths from centers to codes that are known by their logarithms, with the methods of `ElementStar`."""
 
     paths: Paths
     centers: Tensor
     codes: Tensor
+    logs: Logs
 
     @classmethod
     def of(cls, paths: Paths, centers: Tensor, codes: Tensor) -> LogStar:
-        return cls(**vars(paths.logarithms(centers, codes)), paths=paths, centers=centers, codes=codes)
+        return cls(paths, centers, codes, paths.logarithms(centers, codes))
 
     @classmethod
     def discrete(cls, paths: Paths, solved: Geodesic) -> LogStar:
@@ -81,22 +82,29 @@ class LogStar(Logs):
         norm = (velocity[:, None] @ M @ velocity[..., None])[:, 0, 0].clamp_min(0).sqrt()
         ratio = torch.where((norm > 0) & (solved.length > 0), solved.length / norm, 1)
         error = torch.maximum((ratio - 1).abs(), solved.error)
-        return cls(ratio[:, None] * velocity, solved.length, error, solved.converged, paths, centers, codes)
+        return cls(paths, centers, codes, Logs(ratio[:, None] * velocity, solved.length, error, solved.converged))
+
+    @property
+    def converged(self) -> Tensor:
+        return self.logs.converged
 
     def expand(self, exact: bool = True) -> Expansion:
         M = self.paths.tensor(self.centers)
-        slope = -2 * (M @ self.velocity[..., None])[..., 0]
-        return Expansion(self.energy(), slope, 2 * M, torch.zeros_like(self.distance), self.error)
+        slope = -2 * (M @ self.logs.velocity[..., None])[..., 0]
+        return Expansion(self.energy(), slope, 2 * M, torch.zeros_like(self.logs.distance), self.logs.error)
 
     def energy(self) -> Tensor:
-        return self.distance.square()
+        return self.logs.distance.square()
 
     def moved(self, step: Tensor, share: Tensor) -> LogStar:
         return LogStar.of(self.paths, self.centers + step, self.codes)
 
     def replaced(self, rows: Tensor, other: Star) -> LogStar:
-        columns = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **{name: x.index_copy(0, rows, getattr(other, name)) for name, x in columns.items()})
+        assert isinstance(other, LogStar)
+        pairs = zip(vars(self.logs).values(), vars(other.logs).values(), strict=True)
+        logs = Logs(*(x.index_copy(0, rows, y) for x, y in pairs))
+        centers = self.centers.index_copy(0, rows, other.centers)
+        return LogStar(self.paths, centers, self.codes.index_copy(0, rows, other.codes), logs)
 
     def refined(self, wanted: Tensor) -> None:
         return None
