@@ -17,7 +17,7 @@ from torch.nn.functional import softplus
 import pullback as pb
 from pullback._autodiff.derivatives import pushforward
 from pullback._solvers.base import Solution, Solver, Status
-from pullback.statistics._normalization import NUM_REPLICATES, Cloud, log_base, quadratic
+from pullback.statistics._normalization import NUM_REPLICATES, log_base, quadratic
 from pullback.statistics._paths import Paths
 
 
@@ -167,9 +167,15 @@ def log_normalizer(
     shortest[reached] = _is_shortest(Paths(metric), mean, v[reached], z[reached])
     log_density = -0.5 * noise.square().sum(-1) - 0.5 * v.shape[1] * np.log(2 * np.pi) - torch.linalg.slogdet(spread)[1]
     weight = torch.where(shortest, measure, -torch.inf) - log_density - np.log(len(v))
-    return LogNormalizer(
-        *Cloud(v, weight).log_normalizer(precision), beyond=float((reached & ~shortest).double().mean())
-    )
+    total = log_sum(weight - 0.5 * quadratic(v, precision))
+    return LogNormalizer(*total, beyond=float((reached & ~shortest).double().mean()))
+
+
+def log_sum(terms: Tensor) -> tuple[Tensor, Tensor]:
+    """The logarithm of the sum of exponentials, and its standard error from the scatter of the replicates."""
+    total = terms.logsumexp(0)
+    parts = (terms.unflatten(0, (NUM_REPLICATES, -1)) - total).logsumexp(1).exp() * NUM_REPLICATES
+    return total, parts.std() / NUM_REPLICATES**0.5
 
 
 def _carried(metric: pb.Metric, base: str, mean: Tensor, v: Tensor, shifts: Tensor) -> tuple[Tensor, Tensor]:

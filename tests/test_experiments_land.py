@@ -13,7 +13,7 @@ import pullback as pb
 from pullback.data import motion
 from pullback.experiments import land, poses
 from pullback.experiments.poses import Training
-from pullback.statistics import _surrogate
+from pullback.statistics import _normalization
 
 TINY = replace(
     land.PAPER,
@@ -100,7 +100,7 @@ def test_shares_are_masses_of_the_smallest_regions():
 def test_experiment_from_end_to_end(tmp_path, monkeypatch):
     """At small size: every density is judged on held-out codes, integrated and drawn, and its parameters saved."""
     # four fits take most of the time: constants to fewer digits
-    monkeypatch.setattr(_surrogate, "_MAX_BATCHES", 1)
+    monkeypatch.setattr(_normalization, "_MAX_BATCHES", 1)
     report = land.run(tmp_path, TINY)
     file = report.write(tmp_path)
     assert file.stat().st_size > 0

@@ -16,14 +16,20 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch.distributions import MultivariateNormal, Normal
 
 import pullback as pb
-from helpers import log_normalizer
+from helpers import log_normalizer, log_sum
 from problems import PROBLEMS, sphere
 from pullback.statistics import _land_fit as land_fit
-from pullback.statistics import _surrogate as surrogate
+from pullback.statistics import _normalization as normalization
 from pullback.statistics._land_fit import Problem, View
-from pullback.statistics._normalization import Cloud, best_precision, best_product, importance_sample, log_base
+from pullback.statistics._normalization import (
+    Sample,
+    best_precision,
+    best_product,
+    importance_sample,
+    log_base,
+    quadratic,
+)
 from pullback.statistics._paths import Flat, Paths
-from pullback.statistics._surrogate import KnownRadii
 
 DOUBLE = torch.float64
 HALF_PLANE = next(p for p in PROBLEMS if p.name == "hyperbolic plane (Laplace)")
@@ -129,8 +135,7 @@ class TestNormalization:
         known = (sample.log_weight > -torch.inf) & (sample.z[:, 1] > 0)
         r = torch.full_like(sample.log_weight, 100.0)
         r[known] = HALF_PLANE.distance(mean.expand(int(known.sum()), 2), sample.z[known])
-        cloud = Cloud(r[:, None], sample.log_weight)
-        value, error = cloud.log_normalizer(torch.tensor([[gamma]], dtype=DOUBLE))
+        value, error = log_sum(sample.log_weight - 0.5 * gamma * r**2)
         assert error < 0.05
         assert abs(value - exact) < 4 * error
 
@@ -147,8 +152,8 @@ class TestNormalization:
 
         noise = 0.5 * torch.randn(800, 2, dtype=DOUBLE, generator=source())
         codes = torch.stack([noise[:, 0], noise[:, 1].exp()], -1)
-        known = KnownRadii(codes[:200], codes, scale * radii(codes))
-        value, error = surrogate.log_normalizer(volume(HALF_PLANE.metric), radii, known, 1024, 0)
+        known = normalization.KnownRadii(codes[:200], codes, scale * radii(codes))
+        value, error = normalization.log_normalizer(volume(HALF_PLANE.metric), radii, known, 1024, 0)
         assert error < 0.01
         assert abs(value - exact) < 4 * error
 
@@ -174,10 +179,9 @@ class TestNormalization:
     def test_the_best_precision_is_stationary(self):
         """½ (S - E[vvᵀ]) + κ (S - Γ⁻¹) = 0: the second moment of the density is that of the data, but for the prior."""
         v = 4 * torch.rand(4000, 2, dtype=DOUBLE, generator=source()) - 2
-        cloud = Cloud(v, torch.zeros(4000, dtype=DOUBLE))
         moment = torch.tensor([[0.6, 0.2], [0.2, 0.4]], dtype=DOUBLE)
-        precision = best_precision(cloud, moment)
-        p = cloud.log_terms(precision).softmax(0)
+        precision = best_precision(Sample(v, torch.zeros(4000, dtype=DOUBLE)), v, moment)
+        p = (-0.5 * quadratic(v, precision)).softmax(0)
         fitted = v.mT @ (p[:, None] * v)
         prior = 1e-2 * (moment - torch.linalg.inv(precision))
         torch.testing.assert_close(0.5 * (moment - fitted) + prior, torch.zeros_like(moment), rtol=0, atol=1e-6)
@@ -196,7 +200,8 @@ class TestNormalization:
 
     def test_precisions_stay_positive_when_the_data_fill_the_box(self):
         v = 2 * torch.rand(4000, 2, dtype=DOUBLE, generator=source()) - 1
-        precision = best_precision(Cloud(v, torch.zeros(4000, dtype=DOUBLE)), 0.5 * torch.eye(2, dtype=DOUBLE))
+        sample = Sample(v, torch.zeros(4000, dtype=DOUBLE))
+        precision = best_precision(sample, v, 0.5 * torch.eye(2, dtype=DOUBLE))
         assert (torch.linalg.eigvalsh(precision) > 0).all()
 
     def test_calibrated_weights_integrate_the_gaussian_of_the_codes(self):

@@ -118,7 +118,7 @@ class GeodesicKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterM
         inertia, kinked = torch.inf, None
         for num_rounds in range(1, self.max_iter + 1):
             labels, centers, rays = _fill(paths, codes, labels, centers, rays, lower)
-            found = Balance.of(paths, rays, labels, torch.ones_like(codes[:, 0]), centers, kinked)
+            found = Balance(paths, rays, labels, torch.ones_like(codes[:, 0]), centers, kinked)
             kinked = found.kinked
             found.descend(self.rtol, 2 if found.mostly_kinked else 1 + _STEPS_PER_ROUND)
             own = found.expansion.energy.clamp_min(0).sqrt().nan_to_num(torch.inf)

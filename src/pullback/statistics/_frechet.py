@@ -27,18 +27,16 @@ from pullback.statistics._stars import star
 # A path from the mean that was solved anew and has less energy by this share runs in another valley, and takes its
 # place. So does one in the place of a path that has so much left to gain and does not move.
 _OTHER_VALLEY = 1e-2
+# Standard deviations that a mean moves before its paths are solved anew, and times that they are.
+_FAR, _MAX_FRESH = 0.2, 6
 # Accuracy of the first paths: they are refined when the mean is near.
 _FIRST_RTOL = 1e-2
-# Standard deviations that a mean moves before its paths are solved anew.
-_FAR = 0.2
 # Residual at which the paths are resolved as well as `rtol` asks: coarse ones find the way to there. A choice.
 _NEAR = 3e-3
 # Points whose mean begins that of over twice as many, sought up to this residual, as means differ by more. Choices.
 _FEW, _ROUGHLY = 50, 3e-2
 # Share of `rtol` that is aimed at where the residual is still above it.
 _LAST = 0.1
-# Times that paths are solved anew.
-_MAX_FRESH = 6
 # Steps in which straight lines from candidates for the first mean are measured.
 _STEPS = 16
 # By how much the error of the logarithms may exceed the residual before the message says so.
@@ -119,14 +117,20 @@ def frechet_mean(
     """
     check_options(rtol=rtol, max_steps=max_steps)
     points, share = _checked(metric, points, weights)
-    used = share > 0
+    used, paths = share > 0, Paths(metric, init, solver, _FIRST_RTOL)
     some, share = points[used], share[used]
-    mean = _first_mean(metric, some, share) if init_mean is None else _given_mean(init_mean, points)
-    paths = Paths(metric, init, solver, _FIRST_RTOL)
-    if init_mean is None and len(some) > 2 * _FEW:
-        few = torch.linspace(0, len(some) - 1, _FEW, device=some.device).long()
-        mean = _approach(paths, some[few], share[few], mean.detach(), max_steps, _ROUGHLY).centers[0]
-    found = _approach(paths, some, share, mean.detach(), max_steps, max(rtol, _NEAR))
+    if init_mean is not None:
+        mean = as_codes(init_mean, points).detach()
+        if mean.shape != points.shape[1:] or not mean.isfinite().all():
+            raise ValueError(
+                f"init_mean must be one finite code of {points.shape[1]} dimensions; got shape {tuple(mean.shape)}."
+            )
+    else:
+        mean = _first_mean(metric, some, share)
+        if len(some) > 2 * _FEW:
+            few = torch.linspace(0, len(some) - 1, _FEW, device=some.device).long()
+            mean = _approach(paths, some[few], share[few], mean, max_steps, _ROUGHLY).centers[0]
+    found = _approach(paths, some, share, mean, max_steps, max(rtol, _NEAR))
     found.refine(rtol, max_steps)
     found.descend(rtol if found.residual <= rtol else _LAST * rtol, max_steps)
     logarithms, distances = torch.full_like(points, torch.nan), torch.full_like(points[:, 0], torch.nan)
@@ -148,32 +152,24 @@ def frechet_mean(
 
 
 def _approach(paths: Paths, points: Tensor, share: Tensor, mean: Tensor, max_steps: int, rtol: float) -> Balance:
-    """The mean with coarse paths, solved anew where the mean moved far."""
+    """The mean with coarse paths, solved anew where it moved far or moves no more, until that finds no better ones."""
     labels = torch.zeros(len(points), dtype=torch.long, device=points.device)
-    found = Balance.of(paths, star(paths, mean.expand_as(points), points), labels, share, mean[None])
+    found = Balance(paths, star(paths, mean.expand_as(points), points), labels, share, mean[None])
     for _ in range(_MAX_FRESH):
         found.descend(rtol, max_steps)
-        if not _freshen(paths, found, points, mean):
+        rows, gap, stuck = (found.share > 0).nonzero()[:, 0], found.centers[0] - mean, bool(found.stuck)
+        far = gap @ paths.tensor(mean) @ gap > _FAR**2 * found.variance[0]
+        if not (far or stuck) or not len(rows) or paths.is_flat:
             break
+        fresh, before = star(paths, found.centers.expand(len(rows), -1), points[rows]), found.expansion.energy[rows]
+        better = fresh.energy() < (1 - _OTHER_VALLEY) * before
+        better |= (found.expansion.inner[rows].abs() > _OTHER_VALLEY * before) & stuck
+        if not better.any():
+            break
+        again = rows[better]
+        found.restart(found.star.replaced(again, star(paths, found.centers.expand(len(again), -1), points[again])))
         mean = found.centers[0]
     return found
-
-
-def _freshen(paths: Paths, found: Balance, points: Tensor, last: Tensor) -> bool:
-    """Solves paths anew if the mean moved far since, or moves no more; whether better ones took the place of some."""
-    rows, gap, stuck = (found.share > 0).nonzero()[:, 0], found.centers[0] - last, bool(found.stuck)
-    far = gap @ paths.tensor(last) @ gap > _FAR**2 * found.variance[0]
-    if not (far or stuck) or not len(rows) or paths.is_flat:
-        return False
-    fresh = star(paths, found.centers.expand(len(rows), -1), points[rows])
-    before = found.expansion.energy[rows]
-    better = fresh.energy() < (1 - _OTHER_VALLEY) * before
-    better |= (found.expansion.inner[rows].abs() > _OTHER_VALLEY * before) & stuck
-    if not better.any():
-        return False
-    again = rows[better]
-    found.restart(found.star.replaced(again, star(paths, found.centers.expand(len(again), -1), points[again])))
-    return True
 
 
 def _first_mean(metric: Metric, points: Tensor, share: Tensor) -> Tensor:
@@ -216,13 +212,6 @@ def _message(found: Balance, rtol: float, max_steps: int) -> str:
         f"no step lowers the variance, yet the mean logarithm is {residual:.1g} standard deviations long; points near "
         "the cut locus of the mean have no unique path: loosen rtol, or give another init_mean"
     )
-
-
-def _given_mean(mean: Tensor | Array, points: Tensor) -> Tensor:
-    mean, d = as_codes(mean, points), points.shape[1]
-    if mean.shape != (d,) or not mean.isfinite().all():
-        raise ValueError(f"init_mean must be one finite code of {d} dimensions; got shape {tuple(mean.shape)}.")
-    return mean
 
 
 def _checked(metric: Metric, points: Tensor | Array, weights: Tensor | Array | None) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,9 @@ normalized is told in `_normalization.py`, how it is fitted in `_land_fit.py`.
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self, get_args
 
@@ -29,23 +30,11 @@ from pullback._numerics.random import RandomState, as_generator
 from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback._solvers.gauss_newton import GaussNewton
+from pullback.statistics import _normalization as normalization
 from pullback.statistics._estimator import Array, Estimator, like
-from pullback.statistics._land_fit import Component, Fit, Problem, View, draw, first_means, fit, nearest
-from pullback.statistics._normalization import (
-    FEW_DIMENSIONS,
-    NUM_REPLICATES,
-    BaseMeasure,
-    Cloud,
-    Factor,
-    LogBase,
-    Proposal,
-    importance_sample,
-    log_base,
-    quadratic,
-    shell,
-)
+from pullback.statistics._land_fit import Component, Fit, Problem, View, first_means, fit
+from pullback.statistics._normalization import NUM_REPLICATES, BaseMeasure, LogBase, quadratic
 from pullback.statistics._paths import Paths, Starts
-from pullback.statistics._surrogate import KnownRadii, log_normalizer
 
 # Most of the time goes into paths, and two digits are enough: they are solved again in elements.
 _COARSE = GaussNewton(rtol=1e-2, min_segments=8, max_segments=16, max_steps=8)
@@ -142,12 +131,14 @@ class LAND(DensityMixin, Estimator):
         with torch.no_grad():
             paths = self._known_paths(refresh=True)
             means = self._first_means(paths.on(given), codes, source)
-            r = nearest(paths, codes, means)
+            nearest = paths.matrix(codes, means).argmin(1) if K > 1 else torch.zeros_like(codes[:, 0], dtype=torch.long)
+            r = torch.nn.functional.one_hot(nearest, K).to(codes)
             groups = [codes[chosen > 0] for chosen in r.unbind(1)]
             # too few codes have no covariance
             groups = [group if len(group) > 2 * codes.shape[1] else codes for group in groups]
             seeds = range(seed, seed + NUM_REPLICATES * len(groups), NUM_REPLICATES)
-            samples = [importance_sample(self._log_base, z, num, k) for z, k in zip(groups, seeds, strict=True)]
+            pairs = zip(groups, seeds, strict=True)
+            samples = [normalization.importance_sample(self._log_base, z, num, k) for z, k in pairs]
             problem = Problem(paths, codes, self.reg_covar, self.gaussian_factor and not paths.is_flat)
             found = fit(problem, means, samples, r, tol=self.tol, max_iter=self.max_iter)
             self._finish(problem, found, _FINAL * num, seed + _FRESH, X)
@@ -164,7 +155,7 @@ class LAND(DensityMixin, Estimator):
             paths = Paths(self._paths().metric, self.init, solver, dtype=codes.dtype)
             # in more than three dimensions a graph would make paths twice as expensive and no shorter (100 paths of a
             # VAE with d = 8)
-            self._cached_paths = paths.on(codes) if codes.shape[1] <= FEW_DIMENSIONS else paths
+            self._cached_paths = paths.on(codes) if codes.shape[1] <= normalization.FEW_DIMENSIONS else paths
         return self._cached_paths
 
     @progress("LAND")
@@ -204,7 +195,8 @@ class LAND(DensityMixin, Estimator):
         check_is_fitted(self)
         if n_samples < 1:
             raise ValueError(f"n_samples is {n_samples}; ask for at least one.")
-        source, proposal = as_generator(self.random_state), Proposal.fit(torch.as_tensor(self.points_).double())
+        source = as_generator(self.random_state)
+        proposal = normalization.Proposal.fit(torch.as_tensor(self.points_).double())
         peak, d = -torch.inf, proposal.centers.shape[1]
         kept = torch.empty(0, d + self.n_components + 1).to(proposal.centers)
         while len(kept) < n_samples:
@@ -228,68 +220,71 @@ class LAND(DensityMixin, Estimator):
 
     def _finish(self, problem: Problem, found: Fit, num: int, seed: int, X: Array) -> None:
         """Sets the attributes; normalization constants are computed once more, with new points, where the mass is."""
-        known, totals, kernels = [], [], -(-_NUM_KERNELS // len(found.components))
-        for k, c in enumerate(found.components):
-            known.append(_known_radii(problem, c, self._log_base, kernels, seed + 1 + k * NUM_REPLICATES))
-            totals.append(_normalizer(problem.paths, self._log_base, c, known[-1], num, seed + (k + 1) * _FRESH))
-        precisions = torch.stack([c.precision for c in found.components])
-        self.weights_ = like(found.weights, X)
-        self.factor_means_ = like(torch.stack([c.factor.mean for c in found.components]), X)
-        self.factor_precisions_ = like(torch.stack([c.factor.precision for c in found.components]), X)
-        self.means_ = like(torch.stack([c.mean for c in found.components]), X)
-        self.precisions_, self.covariances_ = like(precisions, X), like(torch.linalg.inv(precisions), X)
-        self.log_normalizers_ = like(torch.stack([total for total, _ in totals]), X)
-        self.log_normalizer_se_ = like(torch.stack([error for _, error in totals]), X)
-        self.points_ = like(torch.cat([some.points for some in known]), X)
+        kernels = -(-_NUM_KERNELS // len(found.components))
+        seeds = [(seed + 1 + k * NUM_REPLICATES, seed + (k + 1) * _FRESH) for k in range(len(found.components))]
+        pairs = zip(found.components, seeds, strict=True)
+        finished = [_finished(problem, c, self._log_base, kernels, num, some) for c, some in pairs]
+        points, totals, errors = zip(*finished, strict=True)
+
+        def stacked(values: Iterable[Tensor]) -> Any:
+            return like(torch.stack(list(values)), X)
+
+        self.weights_, self.points_ = like(found.weights, X), like(torch.cat(points), X)
+        self.means_ = stacked(c.mean for c in found.components)
+        self.precisions_ = stacked(c.precision for c in found.components)
+        self.covariances_ = stacked(torch.linalg.inv(c.precision) for c in found.components)
+        self.factor_means_ = stacked(c.factor.mean for c in found.components)
+        self.factor_precisions_ = stacked(c.factor.precision for c in found.components)
+        self.log_normalizers_, self.log_normalizer_se_ = stacked(totals), stacked(errors)
         self.lower_bound_, self.n_iter_, self.converged_ = found.bounds[-1], len(found.bounds) - 1, found.converged
 
     def _log_base(self, z: Tensor) -> Tensor:
-        return log_base(self._known_paths(), self.base_measure, z)
+        return normalization.log_base(self._known_paths(), self.base_measure, z)
 
     def _log_joint(self, z: Tensor) -> Tensor:
         """log w_k p_k(z), of shape ``(n, K)``."""
         names = ("means", "precisions", "factor_means", "factor_precisions", "log_normalizers")
         rows = zip(*(torch.as_tensor(getattr(self, f"{name}_")).to(z) for name in names), strict=True)
         joint = [
-            Factor(f, g).log(z) - 0.5 * quadratic(View.of(self._known_paths(), m, z).v, p) - c for m, p, f, g, c in rows
+            -0.5 * (quadratic(View.of(self._known_paths(), mean, z).v, precision) + quadratic(z - m, factor)) - total
+            for mean, precision, m, factor, total in rows
         ]
         return torch.stack(joint, 1) + torch.as_tensor(self.weights_).to(z).log()
 
 
-def _normalizer(
-    paths: Paths, base: LogBase, component: Component, known: KnownRadii, num: int, seed: int
-) -> tuple[Tensor, Tensor]:
-    """log C and its standard error; in closed form where space is flat."""
-    if paths.is_flat:
-        value = 0.5 * (len(component.mean) * np.log(2 * np.pi) - torch.logdet(component.precision))
-        return value, torch.zeros_like(value)
+def _finished(
+    problem: Problem, c: Component, base: LogBase, kernels: int, num: int, seeds: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Points in proportion to a component's density, log C and its standard error."""
+    points, base = _drawn(c.sample.z, c.log_terms, kernels), c.factor.times(base)
+    z, radii = torch.cat([problem.codes, c.sample.z]), quadratic(c.view.v, c.precision).clamp_min(0).sqrt()
+    # from a finer sample around those too; in more dimensions they are too sparse to guess anything between them
+    if z.shape[1] <= normalization.FEW_DIMENSIONS:
+        finer = normalization.importance_sample(base, points, 2 * len(c.sample.z), seeds[0], adapted=True)
+        more = c.radii(problem.paths, finer.z)
+        points = torch.cat([points, _drawn(finer.z, finer.log_weight - 0.5 * more.square(), kernels)])
+        z, radii = torch.cat([z, finer.z]), torch.cat([radii, more])
+    if problem.paths.is_flat:
+        total = 0.5 * (len(c.mean) * np.log(2 * np.pi) - torch.logdet(c.precision))
+        return points, total, torch.zeros_like(total)
+    find, known = functools.partial(c.radii, problem.paths), normalization.KnownRadii(points, z, radii)
+    return points, *normalization.log_normalizer(base, find, known, num, seeds[1])
 
-    def radii(z: Tensor) -> Tensor:
-        return quadratic(View.of(paths, component.mean, z).v, component.precision).clamp_min(0).sqrt()
 
-    return log_normalizer(component.factor.times(base), radii, known, num, seed)
-
-
-def _known_radii(problem: Problem, c: Component, base: LogBase, num: int, seed: int) -> KnownRadii:
-    """Points in proportion to a component's density: from the fit's sample, and from a finer one around those."""
-    z, v, points = torch.cat([problem.codes, c.sample.z]), c.view.v, draw(c.sample.z, c.mass, num)
-    # in more dimensions points are too sparse to guess anything between them
-    if problem.codes.shape[1] <= FEW_DIMENSIONS:
-        finer = importance_sample(c.factor.times(base), points, 2 * len(c.sample.z), seed, adapted=True)
-        cloud = Cloud(View.of(problem.paths, c.mean, finer.z).v, finer.log_weight)
-        points = torch.cat([points, draw(finer.z, cloud.log_terms(c.precision).softmax(0), num)])
-        z, v = torch.cat([z, finer.z]), torch.cat([v, cloud.v])
-    return KnownRadii(points, z, quadratic(v, c.precision).clamp_min(0).sqrt())
+def _drawn(z: Tensor, log_weight: Tensor, num: int) -> Tensor:
+    """Points in proportion to their weights, evenly: each as often as its share says, up to one."""
+    mass = log_weight.softmax(0)
+    grid = (torch.arange(num, dtype=mass.dtype, device=mass.device) + 0.5) / num
+    return z[torch.searchsorted(mass.cumsum(0) / mass.sum(), grid).clamp_max(len(z) - 1)]
 
 
 def _far_share(problem: Problem, base: LogBase, component: Component, seed: int) -> float:
     """The mass in a shell beyond all points of the sample, as a share of C: next to nothing unless C is infinite."""
     if problem.paths.is_flat or problem.gaussian_factor:
         return 0.0
-    sample = shell(base, problem.codes, seed)
-    cloud = Cloud(View.of(problem.paths, component.mean, sample.z).v, sample.log_weight)
-    terms = cloud.log_terms(component.precision).nan_to_num(-torch.inf)
-    return float((terms.logsumexp(0) - component.log_normalizer).exp())
+    sample = normalization.shell(base, problem.codes, seed)
+    terms = (sample.log_weight - 0.5 * component.radii(problem.paths, sample.z).square()).nan_to_num(-torch.inf)
+    return float((terms.logsumexp(0) - component.log_terms.logsumexp(0)).exp())
 
 
 def _doubts(found: Fit, max_iter: int, error: float, far: float, base_measure: BaseMeasure) -> Iterator[str]:

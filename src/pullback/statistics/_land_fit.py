@@ -15,7 +15,9 @@ minimum, not at it. So when it helps no more, :math:`D_\mu \mathrm{Log}_\mu` is 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,26 +26,22 @@ from pullback._metrics.connection import filtered_inverse, velocity_of
 from pullback._starts.graph import Graph
 from pullback._starts.lattice import Lattice
 from pullback.statistics._clustering import GeodesicKMeans, greedy_medoids, swap_medoids
-from pullback.statistics._normalization import Cloud, Factor, Sample, best_precision, best_product, moments, quadratic
+from pullback.statistics._normalization import Factor, Sample, best_precision, best_product, moments, quadratic
 from pullback.statistics._paths import Paths
 from pullback.statistics._stars import LogStar, Star, star
 
-# A step that was shortened more than that is given up.
-_MIN_STEP = 0.05
-# Longest step, in standard deviations.
-_MAX_STEP = 2.0
-# Of the differences that replace derivatives in the mean, in standard deviations.
-_DIFFERENCE = 0.05
-# A logarithm that moves so much faster than the mean has hopped to another path.
-_STEEPEST = 10.0
+# A step that was shortened more than that is given up; and the longest step, in standard deviations.
+_MIN_STEP, _MAX_STEP = 0.05, 2.0
+# Of the differences that replace derivatives in the mean, in standard deviations. A logarithm that moves so much faster
+# than the mean has hopped to another path.
+_DIFFERENCE, _STEEPEST = 0.05, 10.0
 # Codes among which the first means are chosen: 2,016 pairs in a graph take about a second.
 _MAX_SEEDS = 64
 # Promised decrease of the energy, relative, at which paths that follow a mean count as solved; and steps for that.
 _SETTLED, _MAX_RELAXATIONS = 1e-4, 3
 
 
-@dataclass(frozen=True, eq=False)
-class View:
+class View(NamedTuple):
     """Points as seen from a mean: tangents ``(m, d)``, which paths converged ``(m,)``, and the paths themselves."""
 
     v: Tensor
@@ -85,8 +83,7 @@ class View:
         return -filtered_inverse(M) @ (hessian + torch.einsum("kij,nj->nik", slopes, self.v))
 
 
-@dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(NamedTuple):
     """What stays the same during a fit."""
 
     paths: Paths
@@ -102,37 +99,40 @@ class Component:
     mean: Tensor
     precision: Tensor
     factor: Factor
-    log_normalizer: Tensor
     sample: Sample  # that it is normalized with
-    v: Tensor  # logarithms of the codes at the mean
-    cloud: Cloud  # those of the sample; the factor is part of its weights
     view: View  # of codes and sample
 
     @property
-    def mass(self) -> Tensor:
-        """The share of each point of the sample in C."""
-        return self.cloud.log_terms(self.precision).softmax(0)
+    def v(self) -> Tensor:
+        """The logarithms of the codes at the mean."""
+        return self.view.v[: -len(self.sample.z)]
+
+    @functools.cached_property
+    def log_terms(self) -> Tensor:
+        """Logarithms of the terms, one for each point of the sample, whose sum is C."""
+        weight, v = self.sample.log_weight + self.factor.log(self.sample.z), self.view.v[-len(self.sample.z) :]
+        return weight - 0.5 * quadratic(v, self.precision)
 
     def log_density(self, codes: Tensor) -> Tensor:
         """Of the codes, with respect to the base measure."""
-        return self.factor.log(codes) - 0.5 * quadratic(self.v, self.precision) - self.log_normalizer
+        return self.factor.log(codes) - 0.5 * quadratic(self.v, self.precision) - self.log_terms.logsumexp(0)
 
     def cost(self, codes: Tensor, r: Tensor) -> float:
         return float(-(r @ self.log_density(codes)))
 
+    def radii(self, paths: Paths, z: Tensor) -> Tensor:
+        """The lengths of the logarithms of points in units of the precision, ``(n,)``."""
+        return quadratic(View.of(paths, self.mean, z).v, self.precision).clamp_min(0).sqrt()
 
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """What `fit` found."""
 
+class Fit(NamedTuple):
     components: list[Component]
     weights: Tensor  # (K,)
     bounds: list[float]  # the mean log-likelihood after every step
     converged: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Slope:
+class Slope(NamedTuple):
     """The gradient of the cost at a mean, and an estimate of its inverse Hessian."""
 
     mean: Tensor
@@ -141,8 +141,7 @@ class Slope:
     seen: bool = False  # whether that was measured
 
 
-@dataclass(frozen=True, eq=False)
-class Pace:
+class Pace(NamedTuple):
     """How a component moves."""
 
     step: float = 1.0  # share of the step that is tried next
@@ -154,7 +153,7 @@ class Pace:
 
 def fit(problem: Problem, means: Tensor, samples: list[Sample], r: Tensor, *, tol: float, max_iter: int) -> Fit:
     """Expectation maximization from responsibilities ``(n, K)``, until the likelihood rises by less than `tol`."""
-    components = [component_at(problem, m, _share(p), s) for m, p, s in zip(means, r.unbind(1), samples, strict=True)]
+    components = [component_at(problem, *start) for start in zip(means, _shares(r), samples, strict=True)]
     paces, bounds, done = [Pace(exact=problem.paths.is_flat)] * len(means), [], False
     while True:
         weights = r.mean(0)
@@ -164,37 +163,27 @@ def fit(problem: Problem, means: Tensor, samples: list[Sample], r: Tensor, *, to
         if done or len(bounds) > max_iter:
             return Fit(components, weights, bounds, done)
         r = joint.softmax(1)
-        moved = [_improve(problem, c, _share(r[:, k]), paces[k], tol) for k, c in enumerate(components)]
-        components, paces = [c for c, _ in moved], [pace for _, pace in moved]
-
-
-def draw(points: Tensor, mass: Tensor, num: int) -> Tensor:
-    """Points in proportion to their mass, evenly: each as often as its share says, up to one."""
-    grid = (torch.arange(num, dtype=mass.dtype, device=mass.device) + 0.5) / num
-    return points[torch.searchsorted(mass.cumsum(0) / mass.sum(), grid).clamp_max(len(points) - 1)]
+        moved = [_improve(problem, *state, tol) for state in zip(components, _shares(r), paces, strict=True)]
+        components, paces = map(list, zip(*moved, strict=True))
 
 
 def component_at(problem: Problem, mean: Tensor, r: Tensor, sample: Sample, last: View | None = None) -> Component:
     """The component at a mean with the precision that suits the codes, weighted by r, best."""
-    n = len(problem.codes)
     view = View.of(problem.paths, mean, torch.cat([problem.codes, sample.z]), last)
-    cloud, one = Cloud(view.v[n:], sample.log_weight), torch.eye(len(mean)).to(mean)
-    none = Factor(mean, torch.zeros_like(one))
-    return _with_precision(Component(mean, one, none, mean[0], sample, view.v[:n], cloud, view), problem, r)
+    none = mean.new_zeros(2 * mean.shape)
+    return _with_precision(Component(mean, none, Factor(mean, none), sample, view), problem, r)
 
 
 def _with_precision(component: Component, problem: Problem, r: Tensor) -> Component:
-    moment, cloud, factor = _moment(component, problem, r), component.cloud, component.factor
+    moment, sample, factor = _moment(component, problem, r), component.sample, component.factor
+    tangents = component.view.v[len(problem.codes) :]
     if problem.gaussian_factor:
-        sample = component.sample
         # half a second moment of so many codes is known to that: smaller gains would be lost on other codes
         penalty = float(0.5 * r.square().sum()) ** 0.5
-        precision, factor = best_product(sample, cloud.v, moment, moments(problem.codes, r), penalty)
-        cloud = Cloud(cloud.v, sample.log_weight + factor.log(sample.z))
+        precision, factor = best_product(sample, tangents, moment, moments(problem.codes, r), penalty)
     else:
-        precision = best_precision(cloud, moment)
-    total = cloud.log_normalizer(precision)[0]
-    return replace(component, precision=precision, factor=factor, cloud=cloud, log_normalizer=total)
+        precision = best_precision(sample, tangents, moment)
+    return replace(component, precision=precision, factor=factor)
 
 
 def _moment(component: Component, problem: Problem, r: Tensor) -> Tensor:
@@ -205,7 +194,8 @@ def _moment(component: Component, problem: Problem, r: Tensor) -> Tensor:
 def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol: float) -> tuple[Component, Pace]:
     """The component after one attempted step, and how to go on."""
     component = _with_precision(component, problem, r)
-    slope, direction = pace.slope, r @ component.v - component.mass @ component.cloud.v
+    mass = torch.cat([r, -component.log_terms.softmax(0)])
+    slope, direction = pace.slope, mass @ component.view.v
     if pace.exact and not problem.paths.is_flat:
         slope = slope if slope is not None and pace.failed else _slope(problem, component, r, slope)
         # what a whole step is expected to gain
@@ -230,7 +220,7 @@ def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol:
 
 def _slope(problem: Problem, component: Component, r: Tensor, last: Slope | None) -> Slope:
     """The gradient of the cost, and an inverse Hessian: of Gauss and Newton at first, then corrected by BFGS."""
-    precision, v, n, p = component.precision, component.view.v, len(component.v), component.mass
+    precision, v, n, p = component.precision, component.view.v, len(component.v), component.log_terms.softmax(0)
     derivative = component.view.derivative(problem.paths, component.mean)
     derivative = _differences(problem, component, r) if derivative is None else derivative
     slopes = ((v @ precision)[:, None] @ derivative)[:, 0]
@@ -259,15 +249,9 @@ def _differences(problem: Problem, component: Component, r: Tensor) -> Tensor:
     return torch.linalg.solve(axes, torch.stack(changes).flatten(1)).reshape(len(axes), *points.shape).permute(1, 2, 0)
 
 
-def _share(r: Tensor) -> Tensor:
-    return r / r.sum().clamp_min(torch.finfo(r.dtype).tiny)
-
-
-def nearest(paths: Paths, codes: Tensor, means: Tensor) -> Tensor:
-    """Responsibilities ``(n, K)``, 0 or 1, by the nearest mean."""
-    if len(means) == 1:
-        return torch.ones_like(codes[:, :1])
-    return torch.nn.functional.one_hot(paths.matrix(codes, means).argmin(1), len(means)).to(codes)
+def _shares(r: Tensor) -> tuple[Tensor, ...]:
+    """The weights of the codes in each component, which sum to one."""
+    return (r / r.sum(0).clamp_min(torch.finfo(r.dtype).tiny)).unbind(1)
 
 
 def first_means(paths: Paths, codes: Tensor, num: int, source: torch.Generator) -> Tensor:
@@ -277,8 +261,8 @@ def first_means(paths: Paths, codes: Tensor, num: int, source: torch.Generator) 
         return torch.as_tensor(found.cluster_centers_).to(codes)
     seeds = codes[torch.randperm(len(codes), generator=source, device=codes.device)[:_MAX_SEEDS]]
     i, j = torch.triu_indices(len(seeds), len(seeds), 1, device=codes.device)
-    a, b = paths.cast(seeds[i]), paths.cast(seeds[j])
+    distances = paths.init.distances if isinstance(paths.init, Graph) else paths.distances
     D = seeds.new_zeros(len(seeds), len(seeds))
-    D[i, j] = (paths.init.distances(a, b) if isinstance(paths.init, Graph) else paths.distances(a, b)).to(D)
+    D[i, j] = distances(paths.cast(seeds[i]), paths.cast(seeds[j])).to(D)
     D = (D + D.mT).nan_to_num(posinf=2 * float(D[D.isfinite()].max())).square()
     return seeds[swap_medoids(D, greedy_medoids(D, num), 10 * num)[0]]

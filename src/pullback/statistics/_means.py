@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from pullback._metrics.connection import filtered_inverse, velocity_of
 from pullback.statistics._paths import Paths
-from pullback.statistics._stars import Expansion, Star
+from pullback.statistics._stars import Star
 
 # Share of the predicted decrease that a step must bring (Armijo; Nocedal and Wright 2006, section 3.1).
 _SUFFICIENT = 1e-4
@@ -33,39 +31,25 @@ _CAREFUL = 8.0
 ACCEPT = 1e-2
 # Share of `rtol` below which what is left of the residual is nothing.
 _ENOUGH = 0.5
-# Steps that single paths take between two of all.
-_MAX_RELAXATIONS = 6
-# Rounds of refinement: one element becomes sixteen.
-_MAX_REFINEMENTS = 4
+# Steps that single paths take between two of all, and rounds of refinement: one element becomes sixteen.
+_MAX_RELAXATIONS, _MAX_REFINEMENTS = 6, 4
 
 
-@dataclass(eq=False)
 class Balance:
     """Stars whose centers move to the means of their clusters."""
 
-    paths: Paths
-    star: Star  # one path per code
-    labels: Tensor  # the cluster of each code, (n,)
-    share: Tensor  # the weight of each code in its cluster, (n,), where weights sum to one
-    centers: Tensor  # (k, d)
-    expansion: Expansion  # of the star as it is
-    num_steps: int  # times that all paths were expanded
-    stuck: Tensor  # clusters whose variance no step lowers, (k,)
-    kinked: Tensor  # paths that cannot be known better, (n,)
-
-    @classmethod
-    def of(
-        cls, paths: Paths, star: Star, labels: Tensor, weights: Tensor, centers: Tensor, kinked: Tensor | None = None
-    ) -> Balance:
-        """Weights need not be normalized; paths without an end count zero; `kinked` if it is known."""
-        found = star.expand(exact=False)
-        known = torch.isfinite(found.energy) & torch.isfinite(found.slope).all(-1)
-        weights = torch.where(known, weights, 0)
-        total = torch.zeros(len(centers)).to(weights).index_add(0, labels, weights)
-        share = weights / total.clamp_min(torch.finfo(weights.dtype).tiny)[labels]
-        stuck = torch.zeros_like(total, dtype=torch.bool)
-        kinked = star.kinked() if kinked is None else kinked
-        return cls(paths, star, labels, share, centers, found, 1, stuck, kinked)
+    def __init__(
+        self, paths: Paths, star: Star, labels: Tensor, weights: Tensor, centers: Tensor, kinked: Tensor | None = None
+    ) -> None:
+        """One path, label and weight per code, centers ``(k, d)``; paths without an end have no weight."""
+        self.paths, self.star, self.labels, self.centers = paths, star, labels, centers
+        self.expansion = found = star.expand(exact=False)
+        self.num_steps = 1  # times that all paths were expanded
+        weights = torch.where(torch.isfinite(found.energy) & torch.isfinite(found.slope).all(-1), weights, 0)
+        total = self._sum(weights)
+        self.share = weights / total.clamp_min(torch.finfo(weights.dtype).tiny)[labels]  # in the cluster, (n,)
+        self.stuck = torch.zeros_like(total, dtype=torch.bool)  # clusters whose variance no step lowers, (k,)
+        self.kinked = star.kinked() if kinked is None else kinked  # paths that cannot be known better, (n,)
 
     @property
     def variance(self) -> Tensor:
@@ -76,12 +60,12 @@ class Balance:
     def residual(self) -> Tensor:
         """Lengths of the mean logarithms relative to the standard deviations, ``(k,)``."""
         momentum = -0.5 * self._mean(self.expansion.slope)
-        square = _quadratic(filtered_inverse(self.paths.tensor(self.centers)), momentum)
-        return _ratio(square.clamp_min(0).sqrt(), self.variance.sqrt())
+        inverse = filtered_inverse(self.paths.tensor(self.centers))
+        return _ratio(_lengths(momentum, inverse), self.variance.sqrt())
 
     def noise(self, error: Tensor) -> Tensor:
         """What relative errors ``(n,)`` of the logarithms may contribute to the residual, ``(k,)``."""
-        return _ratio(self._sum(self._lengths(error).square()).sqrt(), self.variance.sqrt())
+        return _ratio(self._sum(self._absolute(error).square()).sqrt(), self.variance.sqrt())
 
     @property
     def mostly_kinked(self) -> bool:
@@ -127,7 +111,7 @@ class Balance:
         limit = _CAREFUL * rtol * (self.variance / self._sum(torch.ones_like(self.share))).sqrt()
         for _ in range(_MAX_REFINEMENTS):
             noise = self.noise(error)[self.labels]
-            rows = (self._lengths(error) > limit[self.labels]) & (noise > _CAREFUL * rtol)
+            rows = (self._absolute(error) > limit[self.labels]) & (noise > _CAREFUL * rtol)
             rows &= ~kinked | (noise > ACCEPT)
             finer = star.refined(rows)
             if finer is None:
@@ -171,15 +155,18 @@ class Balance:
         stays = promise - self._mean(self.expansion.inner) <= enough * before
         step = torch.where(stays[:, None], 0, step)
         settled = (stays | ~moving)[self.labels] & (self.expansion.inner <= enough * self.expansion.energy)
-        size = _quadratic(self.paths.tensor(self.centers), step).clamp_min(0).sqrt()
+        size = _lengths(step, self.paths.tensor(self.centers))
         length = moving * (_LONGEST * before.sqrt() / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(1.0)
+        # energies that fall faster than the triangle inequality allows are those of paths that have left the domain
+        own = (self.expansion.energy - 2 * self.expansion.inner).clamp_min(0).sqrt()
+        most = before * (1 + 64 * torch.finfo(step.dtype).eps)
         # a step of length zero is always good, so the loop ends with a trial that is
         for shorter in [0.5] * (_HALVINGS - 1) + [0.0, 0.0]:
-            reach = self._along(length[:, None] * step, length * size)
+            reach, gone = self._along(length[:, None] * step, length * size), (length * size)[self.labels]
             trial = self.star.moved(reach[self.labels], torch.where(settled, 0, length[self.labels]))
-            energy = self._mean(self._plausible(trial.energy(), (length * size)[self.labels]))
-            most = before * (1 + 64 * torch.finfo(step.dtype).eps) - _SUFFICIENT * length * promise
-            good = (energy <= most) | (length == 0)
+            energy, least = trial.energy(), 0.5 * (own - 2 * gone).clamp_min(0).square()
+            after = self._mean(torch.where(energy >= least, energy, torch.inf))
+            good = (after <= most - _SUFFICIENT * length * promise) | (length == 0)
             if good.all():
                 break
             length = torch.where(good, length, shorter * length.nan_to_num())
@@ -194,11 +181,6 @@ class Balance:
             step[far] = torch.where(end.isfinite().all(-1, keepdim=True), end - self.centers[far], step[far])
         return step
 
-    def _plausible(self, energy: Tensor, size: Tensor) -> Tensor:
-        """Energies, infinite where they fall faster than the triangle inequality allows: a path has left the domain."""
-        least = (self.expansion.energy - 2 * self.expansion.inner).clamp_min(0).sqrt() - 2 * size
-        return torch.where(energy >= 0.5 * least.clamp_min(0).square(), energy, torch.inf)
-
     def _replace(self, new: Star, exact: bool) -> None:
         self.star, self.expansion = new, new.expand(exact)
         self.num_steps += 1
@@ -206,10 +188,9 @@ class Balance:
 
     def _is_near(self, least: float = 0.0) -> bool:
         """Whether so little is left to gain that exact Hessians pay, and more than a share `least` of the variance."""
-        promise = (self._promise() / self.variance.clamp_min(torch.finfo(self.share.dtype).tiny)).amax()
-        return bool(least < promise <= _NEAR) and not self.mostly_kinked
+        return bool(least < _ratio(self._promise(), self.variance).amax() <= _NEAR) and not self.mostly_kinked
 
-    def _lengths(self, error: Tensor) -> Tensor:
+    def _absolute(self, error: Tensor) -> Tensor:
         """Relative errors of the logarithms as absolute ones of the mean, zero where there is no path."""
         error = error.clamp_max(1.0) * self.expansion.energy.clamp_min(0).sqrt()
         return self.share * torch.where(self.share > 0, error, 0)
@@ -222,8 +203,8 @@ class Balance:
         return self._sum(torch.where(share > 0, share * values, 0))
 
 
-def _quadratic(matrix: Tensor, v: Tensor) -> Tensor:
-    return (v[:, None] @ matrix @ v[..., None])[:, 0, 0]
+def _lengths(v: Tensor, matrix: Tensor) -> Tensor:
+    return torch.einsum("ni,nij,nj->n", v, matrix, v).clamp_min(0).sqrt()
 
 
 def _ratio(size: Tensor, spread: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ and the Hessian of flat space takes the place of theirs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,10 +21,11 @@ from torch import Tensor
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.geodesic import Geodesic
 from pullback._metrics.connection import velocity_of
+from pullback._numerics.rows import take
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import DEGREE, ElementEnergy, Local, equal_times, halved
 from pullback._solvers.mesh import placed, uniform
-from pullback.statistics._paths import ROUGH, Paths
+from pullback.statistics._paths import ROUGH, Logs, Paths
 
 # Elements of a path, at most; refined, at most sixteen, which resolve the walls of `pullback reproduce toy`.
 _FIRST_MOST, _MOST = 4, 16
@@ -52,22 +54,18 @@ class Expansion:
     error: Tensor  # estimate of the relative error of the slope, (n,)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class LogStar:
     """Paths from centers to codes that are known by their logarithms, with the methods of `ElementStar`."""
 
     paths: Paths
     centers: Tensor
     codes: Tensor
-    velocity: Tensor
-    distance: Tensor
-    error: Tensor
-    converged: Tensor
+    logs: Logs
 
     @classmethod
     def of(cls, paths: Paths, centers: Tensor, codes: Tensor) -> LogStar:
-        found = paths.logarithms(centers, codes)
-        return cls(paths, centers, codes, found.velocity, found.distance, found.error, found.converged)
+        return cls(paths, centers, codes, paths.logarithms(centers, codes))
 
     @classmethod
     def discrete(cls, paths: Paths, solved: Geodesic) -> LogStar:
@@ -79,28 +77,34 @@ class LogStar:
         with torch.enable_grad(), unvalidated():
             free = centers.clone().requires_grad_()
             (slope,) = torch.autograd.grad(T * paths.metric.ds2(free, nodes[:, 1]).sum(), free)
-        M, line = paths.tensor(centers), codes - centers
-        velocity = velocity_of(-0.5 * slope, M, line)
+        M = paths.tensor(centers)
+        velocity = velocity_of(-0.5 * slope, M, codes - centers)
         norm = (velocity[:, None] @ M @ velocity[..., None])[:, 0, 0].clamp_min(0).sqrt()
         ratio = torch.where((norm > 0) & (solved.length > 0), solved.length / norm, 1)
         error = torch.maximum((ratio - 1).abs(), solved.error)
-        return cls(paths, centers, codes, ratio[:, None] * velocity, solved.length, error, solved.converged)
+        return cls(paths, centers, codes, Logs(ratio[:, None] * velocity, solved.length, error, solved.converged))
+
+    @property
+    def converged(self) -> Tensor:
+        return self.logs.converged
 
     def expand(self, exact: bool = True) -> Expansion:
         M = self.paths.tensor(self.centers)
-        slope = -2 * (M @ self.velocity[..., None])[..., 0]
-        return Expansion(self.energy(), slope, 2 * M, torch.zeros_like(self.distance), self.error)
+        slope = -2 * (M @ self.logs.velocity[..., None])[..., 0]
+        return Expansion(self.energy(), slope, 2 * M, torch.zeros_like(self.logs.distance), self.logs.error)
 
     def energy(self) -> Tensor:
-        return self.distance.square()
+        return self.logs.distance.square()
 
     def moved(self, step: Tensor, share: Tensor) -> LogStar:
         return LogStar.of(self.paths, self.centers + step, self.codes)
 
     def replaced(self, rows: Tensor, other: Star) -> LogStar:
         assert isinstance(other, LogStar)
-        names = ("centers", "codes", "velocity", "distance", "error", "converged")
-        return replace(self, **{n: getattr(self, n).index_copy(0, rows, getattr(other, n)) for n in names})
+        pairs = zip(vars(self.logs).values(), vars(other.logs).values(), strict=True)
+        logs = Logs(*(x.index_copy(0, rows, y) for x, y in pairs))
+        centers = self.centers.index_copy(0, rows, other.centers)
+        return LogStar(self.paths, centers, self.codes.index_copy(0, rows, other.codes), logs)
 
     def refined(self, wanted: Tensor) -> None:
         return None
@@ -111,25 +115,16 @@ class LogStar:
 
 @dataclass(eq=False)
 class Group:
-    """Paths of as many elements each, and what is known of them."""
+    """Paths of as many elements each."""
 
     rows: Tensor  # their numbers, (m,)
     nodes: Tensor  # (m, K p + 1, d)
-    energy: Tensor | None = None
-    expansion: Expansion | None = None
-    responses: list[tuple[Tensor, Tensor]] | None = None
-    exact: bool = False
+    known: dict[str, Tensor] = field(default_factory=dict)  # what is known of them, (m, ...)
+    exact: bool = False  # whether the Hessian is
 
     def take(self, chosen: Tensor) -> Group:
-        found, responses = self.expansion, self.responses
-        return Group(
-            self.rows[chosen],
-            self.nodes[chosen],
-            None if self.energy is None else self.energy[chosen],
-            None if found is None else Expansion(*(x[chosen] for x in vars(found).values())),
-            None if responses is None else [(W[chosen], w[chosen]) for W, w in responses],
-            self.exact,
-        )
+        known = {name: x[chosen] for name, x in self.known.items()}
+        return Group(self.rows[chosen], self.nodes[chosen], known, self.exact)
 
 
 @dataclass(eq=False)
@@ -140,74 +135,69 @@ class ElementStar:
     groups: list[Group]
     converged: Tensor  # (n,)
 
+    def __post_init__(self) -> None:
+        """Groups of which the same is known become one: fewer, larger calls."""
+        same: dict[tuple[int, bool, frozenset[str]], list[Group]] = {}
+        for g in self.groups:
+            if len(g.rows):
+                same.setdefault((g.nodes.shape[1], g.exact, frozenset(g.known)), []).append(g)
+        self.groups = [_joined(groups) for groups in same.values()]
+
     @classmethod
     def of(cls, elements: ElementEnergy, solved: Geodesic) -> ElementStar:
         """As many elements as the solver used, at most four; more where they resolve nothing."""
         counts = (solved.num_segments.flatten() // DEGREE).clamp(1, _FIRST_MOST)
-        found = cls(elements, [], solved.converged | (solved.error <= ROUGH))
-        points = solved.curve.points
+        groups, points = [], solved.curve.points
         with torch.no_grad(), unvalidated():
             for K in range(1, _MOST + 1):
                 rows = (counts == K).nonzero()[:, 0]
                 if not len(rows):
                     continue
                 nodes = placed(points[rows], uniform(len(rows), points, K))
-                blind = (found._errors(nodes) > _BLIND) & (2 * K <= _MOST)
+                error = _error(elements, nodes)
+                blind = (error > _BLIND) & (2 * K <= _MOST)
                 counts[rows[blind]] = 2 * K
-                if not blind.all():
-                    found.groups.append(Group(rows[~blind], nodes[~blind]))
-        return found
+                groups.append(Group(rows, nodes, {"error": error}).take(~blind))
+        return cls(elements, groups, solved.converged | (solved.error <= ROUGH))
+
+    def _column(self, name: str, find: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Something of all paths, ``(n, ...)``; found, from their nodes, for those of which it is not known."""
+        with torch.no_grad(), unvalidated():
+            for g in self.groups:
+                if name not in g.known and find is not None:
+                    g.known[name] = find(g.nodes)
+        return torch.cat([g.known[name] for g in self.groups])[torch.cat([g.rows for g in self.groups]).argsort()]
 
     @property
     def centers(self) -> Tensor:
-        return self._scatter([g.nodes[:, 0] for g in self.groups])
+        return self._column("center", lambda nodes: nodes[:, 0])
 
     def energy(self) -> Tensor:
         """The energies, ``(n,)``."""
-        with torch.no_grad(), unvalidated():
-            for g in self.groups:
-                g.energy = self.elements.energy(g.nodes, equal_times(g.nodes)) if g.energy is None else g.energy
-        return self._scatter([g.energy for g in self.groups if g.energy is not None])
+        return self._column("energy", lambda nodes: self.elements.energy(nodes, equal_times(nodes)))
+
+    def errors(self) -> Tensor:
+        """Estimates of the relative errors of the slopes, ``(n,)``."""
+        return self._column("error", lambda nodes: _error(self.elements, nodes))
+
+    def kinked(self) -> Tensor:
+        """Which paths would not be known better if they were refined, ``(n,)``."""
+        coarse = self.errors()
+        fine = self._column("fine error", lambda nodes: _error(self.elements, halved(halved(nodes))))
+        # what is known to rounding cannot be known better either, but has no kinks
+        return (fine > coarse / _SMOOTH) & (coarse < _BLIND) & (coarse > torch.finfo(coarse.dtype).eps)
 
     def expand(self, exact: bool = True) -> Expansion:
         """The expansion of the energies; with the Hessian of Gauss and Newton, at half the price, unless `exact`."""
         with torch.no_grad(), unvalidated():
-            new = [g for g in self.groups if g.expansion is None]
+            new = [g for g in self.groups if "slope" not in g.known]
             # paths that stayed keep what is known of them
-            for group in new or [g for g in self.groups if exact and not g.exact]:
-                group.expansion, group.responses = self._expand(group.nodes, exact)
-                group.exact = exact
-        names = ("energy", "slope", "hessian", "inner", "error")
-        return Expansion(*(self._scatter([getattr(g.expansion, name) for g in self.groups]) for name in names))
-
-    def _expand(self, nodes: Tensor, exact: bool) -> tuple[Expansion, list[tuple[Tensor, Tensor]]]:
-        """Newton's expansion; that of Gauss and Newton for paths whose Hessian is not positive definite."""
-        local = self.elements.expand_each(nodes, equal_times(nodes), exact)
-        slope, hessian, inner, responses, positive = _condense(local, exact)
-        if not positive.all():
-            other = ~positive
-            few = _condense(Local(*(x[other] for x in vars(local).values())), exact=False)
-            slope[other], hessian[other], inner[other] = few[:3]
-            for (W, w), (W_few, w_few) in zip(responses, few[3], strict=True):
-                W[other], w[other] = W_few, w_few
-        return Expansion(local.energy.sum(1), slope, hessian, inner, self._errors(nodes)), responses
-
-    def _errors(self, nodes: Tensor) -> Tensor:
-        """Estimates of the relative errors of slopes, from how fast Legendre coefficients fall."""
-        return _CAREFUL * self.elements.tails(nodes).amax(1).square()
-
-    def kinked(self) -> Tensor:
-        """Which paths would not be known better if they were refined, ``(n,)``."""
-        with torch.no_grad(), unvalidated():
-            pairs = [(self._errors(g.nodes), self._errors(halved(halved(g.nodes)))) for g in self.groups]
-        coarse, fine = (self._scatter(list(errors)) for errors in zip(*pairs, strict=True))
-        # what is known to rounding cannot be known better either, but has no kinks
-        return (fine > coarse / _SMOOTH) & (coarse < _BLIND) & (coarse > torch.finfo(coarse.dtype).eps)
-
-    def errors(self) -> Tensor:
-        """Estimates of the relative errors of the slopes, ``(n,)``."""
-        with torch.no_grad(), unvalidated():
-            return self._scatter([self._errors(g.nodes) for g in self.groups])
+            for g in new or [g for g in self.groups if exact and not g.exact]:
+                local = self.elements.expand_each(g.nodes, equal_times(g.nodes), exact)
+                g.known |= {"energy": local.energy.sum(1), **_condense(local, exact)}
+                g.exact = exact
+        slope, hessian, inner = (self._column(name) for name in ("slope", "hessian", "inner"))
+        return Expansion(self.energy(), slope, hessian, inner, self.errors())
 
     def moved(self, step: Tensor, share: Tensor) -> ElementStar:
         """Paths whose centers took steps ``(n, d)``, and they a share ``(n,)`` of their own; after `expand`."""
@@ -215,30 +205,25 @@ class ElementStar:
         with torch.no_grad(), unvalidated():
             for g in self.groups:
                 moves = busy[g.rows]
-                groups += [g.take(~moves)] if not moves.all() else []
-                groups += [self._moved(g.take(moves), step[g.rows[moves]], share[g.rows[moves]])] if moves.any() else []
-        return replace(self, groups=_joined(groups))
+                groups.append(g.take(~moves))
+                if moves.any():
+                    groups.append(self._moved(g.take(moves), step[g.rows[moves]], share[g.rows[moves]]))
+        return replace(self, groups=groups)
 
     def _moved(self, group: Group, step: Tensor, share: Tensor) -> Group:
         """Each path follows its center, and takes what lowers its energy most of its own Newton step."""
-        assert group.responses is not None
-        trials = [
-            group.nodes + _respond([(W, part * share[:, None, None] * w) for W, w in group.responses], step)
-            for part in _OWN_STEPS
-        ]
+        trials = [group.nodes + _respond(group.known["responses"], step, part * share) for part in _OWN_STEPS]
         energies = [self.elements.energy(nodes, equal_times(nodes)) for nodes in trials]
         least, best = torch.stack(energies).nan_to_num(torch.inf).min(0)
-        return Group(group.rows, torch.stack(trials)[best, torch.arange(len(best), device=best.device)], least)
+        nodes = torch.stack(trials)[best, torch.arange(len(best), device=best.device)]
+        return Group(group.rows, nodes, {"energy": least})
 
     def replaced(self, rows: Tensor, other: Star) -> ElementStar:
         """The paths with others in the place of some."""
-        if not isinstance(other, ElementStar):
-            raise TypeError("Paths in elements cannot be replaced by logarithms.")
+        assert isinstance(other, ElementStar)
         stays = torch.ones_like(self.converged).index_fill(0, rows, False)
-        kept = [g.take(stays[g.rows]) for g in self.groups]
-        groups = [*kept, *(replace(g, rows=rows[g.rows]) for g in other.groups)]
-        converged = self.converged.index_copy(0, rows, other.converged)
-        return ElementStar(self.elements, [g for g in groups if len(g.rows)], converged)
+        groups = [g.take(stays[g.rows]) for g in self.groups] + [replace(g, rows=rows[g.rows]) for g in other.groups]
+        return ElementStar(self.elements, groups, self.converged.index_copy(0, rows, other.converged))
 
     def refined(self, wanted: Tensor) -> ElementStar | None:
         """Paths of which those `wanted`, ``(n,)``, are better resolved; None if none can be."""
@@ -246,14 +231,8 @@ class ElementStar:
         for g in self.groups:
             finer = wanted[g.rows] & (len(g.nodes[0]) <= _MOST * DEGREE // 2 + 1)
             changed |= bool(finer.any())
-            groups += [g.take(~finer)] if not finer.all() else []
-            groups += [Group(g.rows[finer], halved(g.nodes[finer]))] if finer.any() else []
+            groups += [g.take(~finer), Group(g.rows[finer], halved(g.nodes[finer]))]
         return replace(self, groups=groups) if changed else None
-
-    def _scatter(self, parts: list[Tensor]) -> Tensor:
-        """Values of the groups in the order of the paths."""
-        order = torch.cat([g.rows for g in self.groups]).argsort()
-        return torch.cat(parts)[order]
 
 
 Star = LogStar | ElementStar
@@ -276,24 +255,23 @@ def star(paths: Paths, centers: Tensor, codes: Tensor, *, rough: bool = False) -
     return found
 
 
-def _joined(groups: list[Group]) -> list[Group]:
-    """Groups of which nothing but the energy is known become one for each number of nodes: fewer, larger calls."""
-    joined = [g for g in groups if g.expansion is not None]
-    fresh: dict[int, list[Group]] = {}
-    for g in groups:
-        if g.expansion is None:
-            fresh.setdefault(g.nodes.shape[1], []).append(g)
-    for same in fresh.values():
-        rows, nodes = torch.cat([g.rows for g in same]), torch.cat([g.nodes for g in same])
-        joined.append(Group(rows, nodes, torch.cat([g.energy for g in same if g.energy is not None])))
-    return joined
+def _error(elements: ElementEnergy, nodes: Tensor) -> Tensor:
+    """Estimates of the relative errors of slopes, from how fast Legendre coefficients fall."""
+    return _CAREFUL * elements.tails(nodes).amax(1).square()
 
 
-def _condense(local: Local, exact: bool) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]], Tensor]:
+def _joined(groups: list[Group]) -> Group:
+    first = groups[0]
+    known = {name: torch.cat([g.known[name] for g in groups]) for name in first.known}
+    return Group(torch.cat([g.rows for g in groups]), torch.cat([g.nodes for g in groups]), known, first.exact)
+
+
+def _condense(local: Local, exact: bool) -> dict[str, Tensor]:
     """Eliminates all nodes but the first, element by element from the last; the last node does not move.
 
-    Returns slope and Hessian in the first, the decrease that the others promise, how they respond, ``-(w + W s)`` in an
-    element whose first node takes a step s, and where matrices are positive definite.
+    Leaves the slope and the Hessian in the first, the decrease that the others promise (inner), and in each element how
+    they respond: by minus the last column, and minus the others times the step of its first node. Where the exact
+    Hessian is not positive definite, that of Gauss and Newton takes its place.
     """
     _, K, p, d = local.gradient.shape
     A = local.gauss.clone()
@@ -301,9 +279,9 @@ def _condense(local: Local, exact: bool) -> tuple[Tensor, Tensor, Tensor, list[t
         A.diagonal(0, 2, 4).add_(local.curvature.movedim(2, -1))
     spare = _LEAST_DAMPING * local.gauss.flatten(4).flatten(2, 3).diagonal(0, 2, 3).mean((1, 2))
     A.diagonal(0, 2, 4).diagonal(0, 2, 3).add_(spare[:, None, None, None])
-    responses: list[tuple[Tensor, Tensor]] = []
     slope, hessian = local.gradient[:, -1, -1] * 0, 0 * A[:, -1, -1, :, -1]
-    inner, positive = torch.zeros_like(slope[:, 0]), torch.ones_like(slope[:, 0], dtype=torch.bool)
+    inner, bent = torch.zeros_like(slope[:, 0]), torch.zeros_like(slope[:, 0], dtype=torch.bool)
+    responses = A.new_zeros(len(A), K, p - 1, d, d + 1)
     for k in reversed(range(K)):
         stop = p - 1 if k == K - 1 else p
         block, load = A[:, k].clone(), local.gradient[:, k].clone()
@@ -316,15 +294,19 @@ def _condense(local: Local, exact: bool) -> tuple[Tensor, Tensor, Tensor, list[t
         W, w = solved[..., :d], solved[..., d]
         hessian = block[:, 0, :, 0] - coupling.mT @ W
         slope = load[:, 0] - (coupling.mT @ w[..., None])[..., 0]
-        inner = inner + 0.5 * (rest * w).sum(-1)
-        positive = positive & (info == 0)
-        responses.append((W.unflatten(1, (-1, d)), w.unflatten(1, (-1, d))))
-    return slope, hessian, inner, responses[::-1], positive
+        inner, bent = inner + 0.5 * (rest * w).sum(-1), bent | (info > 0)
+        responses[:, k, : stop - 1] = solved.unflatten(1, (-1, d))
+    found = {"slope": slope, "hessian": hessian, "inner": inner, "responses": responses}
+    if exact and bent.any():
+        for name, values in _condense(take(local, bent), exact=False).items():
+            found[name][bent] = values
+    return found
 
 
-def _respond(responses: list[tuple[Tensor, Tensor]], step: Tensor) -> Tensor:
-    """The change of all nodes when the first takes a step."""
+def _respond(responses: Tensor, step: Tensor, share: Tensor) -> Tensor:
+    """The change of all nodes when the first takes a step, and the others a share of their own."""
     changes = [step[:, None]]
-    for W, w in responses:
-        changes.append(-(w + torch.einsum("nkij,nj->nki", W, changes[-1][:, -1])))
-    return torch.cat([*changes, torch.zeros_like(step[:, None])], 1)
+    for R in responses.unbind(1):
+        both = torch.cat([changes[-1][:, -1], share[:, None]], 1)
+        changes.append(-(R @ both[:, None, :, None])[..., 0])
+    return torch.cat(changes, 1)
