@@ -268,7 +268,7 @@ def test_kept_hessians_find_the_same_minima():
     metric = pb.FisherRaoMetric(lambda z: Normal(features(z), torch.exp(0.3 * features(z).flip(-1))))
     nodes = bent(B=6, T=8, d=8)
     chords = ChordEnergy.of(metric, nodes, CHUNK)
-    keeping = SampledEnergy.of(chords, nodes)
+    keeping = SampledEnergy.of(chords, nodes, rough=False)
     assert keeping.has_slopes
     damping, rtol = torch.tensor([[0.1], [1e-13]], dtype=DOUBLE).expand(2, 6)
     both = [Minimizer(200).run(objective, nodes, damping, rtol) for objective in (keeping, chords)]
@@ -288,7 +288,7 @@ def test_hessians_of_some_nodes_tend_to_those_of_all():
         nodes = torch.sin(2 * torch.linspace(0, 1, T + 1, dtype=DOUBLE)[:, None] + waves)
         chords = ChordEnergy.of(metric, nodes, CHUNK)
         exact, constants = torch.tensor([True, False]), nodes.new_empty(2, 0)
-        some, every = SampledEnergy(chords).expand(nodes, exact, constants), chords.expand(nodes, exact)
+        some, every = SampledEnergy(chords, 4).expand(nodes, exact, constants), chords.expand(nodes, exact)
         torch.testing.assert_close(some.energy, every.energy, rtol=1e-12, atol=0)
         torch.testing.assert_close(some.gradient, every.gradient, rtol=1e-8, atol=1e-8)
         assert (some.curvature[1] == 0).all()
@@ -305,7 +305,7 @@ def test_hessians_of_some_nodes_find_the_same_minima():
     nodes = refine(bent(B=4, T=8, d=8), 16)
     chords = ChordEnergy.of(metric, nodes, CHUNK)
     damping, rtol = torch.tensor([[0.1], [1e-11]], dtype=DOUBLE).expand(2, 4)
-    both = [Minimizer(200).run(objective, nodes, damping, rtol) for objective in (SampledEnergy(chords), chords)]
+    both = [Minimizer(200).run(objective, nodes, damping, rtol) for objective in (SampledEnergy(chords, 4), chords)]
     assert all((run.status == Status.CONVERGED).all() for run in both)
     torch.testing.assert_close(both[0].energy, both[1].energy, rtol=1e-9, atol=0)
 

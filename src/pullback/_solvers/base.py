@@ -103,9 +103,8 @@ class Solution:
     num_segments: Int[Tensor, " B"]
     num_calls: int
     num_decoded: int
-    straight: Bool[Tensor, " B"] | None = (
-        None  # which curves are straight pieces between their nodes; others are splines
-    )
+    # which curves are straight pieces between their nodes; others are splines
+    straight: Bool[Tensor, " B"] | None = None
 
 
 class Solver(abc.ABC):

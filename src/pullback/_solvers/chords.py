@@ -216,17 +216,19 @@ class SampledEnergy(Objective):
     """The same energies with Hessians from some of the nodes, for many latent dimensions on a CPU.
 
     A gradient takes no tangents, and there costs a fraction of the blocks of a Hessian. These change little from node
-    to node on a fine curve: Jacobians are taken for linear between every fourth node.
+    to node on a fine curve: Jacobians are taken for linear between every `stride` nodes.
     """
 
     chords: ChordEnergy
+    stride: int
 
     @staticmethod
-    def of(chords: ChordEnergy, nodes: Tensor) -> Objective:
+    def of(chords: ChordEnergy, nodes: Tensor, rough: bool) -> Objective:
         """The objective that costs least: a gradient costs three decoded points, a node of an expansion one and a
-        tangent for each dimension. An accelerator waits for calls, and not for points."""
+        tangent for each dimension. An accelerator waits for calls, and not for points. Nodes are left out where a
+        `rough` result will do: what is left to gain is forecast by the Hessian."""
         pays = nodes.device.type == "cpu" and 1 + nodes.shape[-1] > 2 * 3
-        return SampledEnergy(chords) if pays else chords
+        return SampledEnergy(chords, _STRIDE if rough else 1) if pays else chords
 
     @property
     def has_hessian(self) -> bool:
@@ -243,7 +245,7 @@ class SampledEnergy(Objective):
         return self.chords.energy(nodes)
 
     def expand(self, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:
-        stride = min(_STRIDE, max(1, (nodes.shape[1] - 1) // _SAMPLED))
+        stride = min(self.stride, max(1, (nodes.shape[1] - 1) // _SAMPLED))
         some = self.chords.expand(nodes[:, ::stride], exact)
         if stride == 1:
             return some

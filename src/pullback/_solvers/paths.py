@@ -75,19 +75,12 @@ class Paths:
 
 
 def keep_better(
-    paths: Paths,
-    descent: Descent,
-    found: Measurement,
-    worse: Tensor,
-    error: Tensor,
-    points: Tensor,
-    *,
-    spline: bool = True,
+    paths: Paths, descent: Descent, found: Measurement, worse: Tensor, error: Tensor, *, spline: bool = True
 ) -> Paths:
-    """The path a level found, shown by ``points`` at equal times, or the one it started from where that is better."""
+    """The path a level found, or the one it started from where that is better."""
     is_spline = torch.full_like(worse, spline)
-    width = max(paths.points.shape[1], points.shape[1]) - 1
-    best = replace(paths, points=points, is_spline=is_spline).on(width)
+    width = max(paths.points.shape[1], descent.nodes.shape[1]) - 1
+    best = replace(paths, points=descent.nodes, is_spline=is_spline).on(width)
     if worse.any():
         best = torch.where(beside(worse, best)[:, None, None], paths.on(width), best)
     return replace(

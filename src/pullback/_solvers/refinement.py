@@ -125,7 +125,7 @@ class Refinement:
         blind = found.energy > _BLIND * descent.energy
         worse = ~(found.energy <= paths.energy * (1 + _SLACK + found.error))
         error = spline_error(paths, descent, found, worse, self.plan.expensive)
-        new = keep_better(paths, descent, found, worse, error, descent.nodes)
+        new = keep_better(paths, descent, found, worse, error)
         new.status, done = judge(self.plan, new, paths, worse, found.asymptotic)
         # the minimum of a level that does not resolve the path may be a saddle on the next
         new.certified = new.certified & (new.error <= self.plan.accept)
@@ -141,7 +141,7 @@ class Refinement:
         least = self.plan.solve_rtol
         rtol = (_SHARE * paths.error).nan_to_num(_FIRST_RTOL).clamp(least, max(least, _FIRST_RTOL))
         minimizer = Minimizer(self.plan.steps(paths.nodes.shape[1] - 1))
-        objective = SampledEnergy.of(self.chords, paths.nodes)
+        objective = SampledEnergy.of(self.chords, paths.nodes, self.plan.rough)
         return minimizer.run(objective, paths.nodes, paths.damping, rtol, certified=paths.certified)
 
     def _piece_level(self, paths: Paths) -> LevelResult:
@@ -158,7 +158,7 @@ class Refinement:
         paths = replace(paths, energy=kept.energy, length=kept.length)
         worse = ~(found.energy <= paths.energy * (1 + _SLACK))
         error = piece_error(paths, descent, found, worse)
-        new = keep_better(paths, descent, found, worse, error, descent.nodes, spline=False)
+        new = keep_better(paths, descent, found, worse, error, spline=False)
         new.status, done = judge(self.plan, new, paths, torch.zeros_like(worse))
         back, rest = take(new, done), take(new, ~done)
         rest.nodes = rest.on(2 * level)
