@@ -3,6 +3,7 @@ level."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,10 +14,9 @@ from torch.distributions import Bernoulli, Gamma, Normal
 import pullback as pb
 from helpers import Hidden
 from problems import PROBLEMS
-from pullback._numerics.spline import refine
 from pullback._numerics.tridiagonal import _solve_blocks, _unrolled_solve, solve_tridiagonal
 from pullback._solvers.base import Status
-from pullback._solvers.chords import ChordEnergy, SampledEnergy
+from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.newton import Minimizer, _solve
 from pullback._solvers.pieces import PieceEnergy
 
@@ -222,7 +222,7 @@ def test_chunks_change_nothing_but_the_number_of_calls():
 def test_varying_constants_of_the_model_are_refused():
     """A Student-t whose degrees of freedom depend on the code has no embedding; a probe may not have noticed."""
     metric = pb.FisherRaoMetric(lambda z: torch.distributions.StudentT(torch.where(z[..., :1] > 0.5, 3.0, 4.0), z))
-    discrete = ChordEnergy(metric, 2, 3, CHUNK)
+    discrete = ChordEnergy(metric, 2, 3, False, CHUNK)
     with pytest.raises(ValueError, match="an embedding at some codes and none at others"):
         discrete.energy(torch.linspace(0, 1, 9, dtype=DOUBLE).reshape(1, 9, 1))
 
@@ -267,47 +267,18 @@ def test_kept_hessians_find_the_same_minima():
     features = network(8, 12)
     metric = pb.FisherRaoMetric(lambda z: Normal(features(z), torch.exp(0.3 * features(z).flip(-1))))
     nodes = bent(B=6, T=8, d=8)
-    chords = ChordEnergy.of(metric, nodes, CHUNK)
-    keeping = SampledEnergy.of(chords, nodes, rough=False)
+    keeping = ChordEnergy.of(metric, nodes, CHUNK)
     assert keeping.has_slopes
     damping, rtol = torch.tensor([[0.1], [1e-13]], dtype=DOUBLE).expand(2, 6)
-    both = [Minimizer(200).run(objective, nodes, damping, rtol) for objective in (keeping, chords)]
+    both = [
+        Minimizer(200).run(objective, nodes, damping, rtol)
+        for objective in (keeping, replace(keeping, cheap_slopes=False))
+    ]
     assert both[0].stale.any()
     assert not both[1].stale.any()
     assert all((run.status == Status.CONVERGED).all() for run in both)
     torch.testing.assert_close(both[0].nodes, both[1].nodes, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(both[0].energy, both[1].energy, rtol=1e-10, atol=0)
-
-
-def test_hessians_of_some_nodes_tend_to_those_of_all():
-    """Jacobians are linear between the nodes that are looked at: blocks are off by the square of their distance."""
-    features = network(8, 12)
-    metric = pb.FisherRaoMetric(lambda z: Normal(features(z), torch.exp(0.3 * features(z).flip(-1))))
-    off, waves = [], torch.arange(16, dtype=DOUBLE).reshape(2, 1, 8)
-    for T in (128, 256):
-        nodes = torch.sin(2 * torch.linspace(0, 1, T + 1, dtype=DOUBLE)[:, None] + waves)
-        chords = ChordEnergy.of(metric, nodes, CHUNK)
-        exact, constants = torch.tensor([True, False]), nodes.new_empty(2, 0)
-        some, every = SampledEnergy(chords, 4).expand(nodes, exact, constants), chords.expand(nodes, exact)
-        torch.testing.assert_close(some.energy, every.energy, rtol=1e-12, atol=0)
-        torch.testing.assert_close(some.gradient, every.gradient, rtol=1e-8, atol=1e-8)
-        assert (some.curvature[1] == 0).all()
-        # toward the ends, of which a Hessian knows nothing, they are constant
-        pairs = [(getattr(some, name), getattr(every, name)) for name in ("diagonal", "upper", "curvature")]
-        off.append([((x - y)[:, 8:-8].abs().amax() / y.abs().amax()).item() for x, y in pairs])
-    for coarse, fine in zip(*off, strict=True):
-        assert fine < coarse / 3
-
-
-def test_hessians_of_some_nodes_find_the_same_minima():
-    features = network(8, 12)
-    metric = pb.FisherRaoMetric(lambda z: Normal(features(z), torch.exp(0.3 * features(z).flip(-1))))
-    nodes = refine(bent(B=4, T=8, d=8), 16)
-    chords = ChordEnergy.of(metric, nodes, CHUNK)
-    damping, rtol = torch.tensor([[0.1], [1e-11]], dtype=DOUBLE).expand(2, 4)
-    both = [Minimizer(200).run(objective, nodes, damping, rtol) for objective in (SampledEnergy(chords, 4), chords)]
-    assert all((run.status == Status.CONVERGED).all() for run in both)
-    torch.testing.assert_close(both[0].energy, both[1].energy, rtol=1e-9, atol=0)
 
 
 def test_a_kept_hessian_knows_what_the_last_step_changed():

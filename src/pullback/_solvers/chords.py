@@ -40,9 +40,6 @@ from pullback._solvers.objective import Expansion, NoEmbeddingError, Objective, 
 # accelerator a share of its memory, of which convolutions take up to seven times as much for their inner layers
 # (benchmarks/gpu_tasks.py).
 _CACHE_BYTES, _DEVICE_SHARE = 2**25, 1 / 16
-# Segments up to which Hessians of many latent dimensions are those of all nodes, and the largest stride beyond
-# (benchmarks/latent.py with d = 16 and 32; fewer find saddles, categorical).
-_SAMPLED, _STRIDE = 2**5, 4
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,8 @@ class ChordEnergy(Objective):
         num_parts: distinct maps in the metric's embedding: 1 if it is Euclidean, 2 if it is a dual pair, 0 if there is
             none.
         num_features: entries of one of these maps.
+        cheap_slopes: whether gradients cost less than half an expansion: three decoded points against one and a tangent
+            for each latent dimension. An accelerator waits for calls, and not for points.
         chunk_bytes: memory for decoded points.
         work: counts of what was decoded.
     """
@@ -61,6 +60,7 @@ class ChordEnergy(Objective):
     metric: Metric
     num_parts: int
     num_features: int
+    cheap_slopes: bool
     chunk_bytes: int
     work: Work = field(default_factory=Work)
 
@@ -72,7 +72,8 @@ class ChordEnergy(Objective):
             dual = metric.embed(probe)
         num_features = nodes.shape[-1] ** 2 if dual is None else dual[0].shape[-1]
         num_parts = 0 if dual is None else 1 if dual[0] is dual[1] else 2
-        return cls(metric, num_parts, num_features, chunk_bytes or _chunk_bytes(nodes))
+        cheap_slopes = nodes.device.type == "cpu" and 1 + nodes.shape[-1] > 2 * 3
+        return cls(metric, num_parts, num_features, cheap_slopes, chunk_bytes or _chunk_bytes(nodes))
 
     @classmethod
     def checked(cls, metric: Metric, nodes: Tensor) -> ChordEnergy:
@@ -89,8 +90,11 @@ class ChordEnergy(Objective):
     def has_hessian(self) -> bool:
         return self.num_parts > 0
 
-    def slopes(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """The energies and their gradients, as in an expansion."""
+    @property
+    def has_slopes(self) -> bool:
+        return self.cheap_slopes
+
+    def slopes(self, nodes: Tensor, constants: Tensor | None = None) -> tuple[Tensor, Tensor]:
         size = self.chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
         energies, gradients = zip(*map(self._slopes, nodes.split(size)), strict=True)
         return torch.cat(energies), torch.cat(gradients)
@@ -209,66 +213,6 @@ class ChordEnergy(Objective):
         diagonal = G[:, :-1] + G[:, 1:]
         energy = total_energy(chords.detach())
         return Expansion(energy, gradient[:, 1:-1], diagonal, -G[:, 1:-1], torch.zeros_like(diagonal))
-
-
-@dataclass(frozen=True)
-class SampledEnergy(Objective):
-    """The same energies with Hessians from some of the nodes, for many latent dimensions on a CPU.
-
-    A gradient takes no tangents, and there costs a fraction of the blocks of a Hessian. These change little from node
-    to node on a fine curve: Jacobians are taken for linear between every `stride` nodes.
-    """
-
-    chords: ChordEnergy
-    stride: int
-
-    @staticmethod
-    def of(chords: ChordEnergy, nodes: Tensor, rough: bool) -> Objective:
-        """The objective that costs least: a gradient costs three decoded points, a node of an expansion one and a
-        tangent for each dimension. An accelerator waits for calls, and not for points. Nodes are left out where a
-        `rough` result will do: what is left to gain is forecast by the Hessian."""
-        pays = nodes.device.type == "cpu" and 1 + nodes.shape[-1] > 2 * 3
-        return SampledEnergy(chords, _STRIDE if rough else 1) if pays else chords
-
-    @property
-    def has_hessian(self) -> bool:
-        return self.chords.has_hessian
-
-    @property
-    def has_slopes(self) -> bool:
-        return True
-
-    def slopes(self, nodes: Tensor, constants: Tensor) -> tuple[Tensor, Tensor]:
-        return self.chords.slopes(nodes)
-
-    def energy(self, nodes: Tensor, constants: Tensor) -> Tensor:
-        return self.chords.energy(nodes)
-
-    def expand(self, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:
-        stride = min(self.stride, max(1, (nodes.shape[1] - 1) // _SAMPLED))
-        some = self.chords.expand(nodes[:, ::stride], exact)
-        if stride == 1:
-            return some
-        blocks = some.diagonal, some.upper, some.curvature
-        while stride > 1:
-            blocks, stride = _halved(*blocks), stride // 2
-        return Expansion(*self.chords.slopes(nodes), *blocks)
-
-
-def _halved(diagonal: Tensor, upper: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The blocks of a Hessian on twice the segments, for Jacobians that are linear between nodes, and constant toward
-    the ends."""
-    # 2T JᵀJ at all nodes, and between each and the next
-    inner, bent = 0.5 * diagonal, 0.25 * curvature
-    M, K = (torch.cat([x[:, :1], x, x[:, -1:]], 1) for x in (inner, bent))
-    C = torch.cat([inner[:, :1], -upper, inner[:, -1:]], 1)
-    middle = M[:, :-1] + M[:, 1:] + C + C.mT
-    between = torch.stack([M[:, :-1] + C, C + M[:, 1:]], 2).flatten(1, 2)[:, 1:-1]
-    return _interleaved(middle, 4 * inner), -between, _interleaved(K[:, :-1] + K[:, 1:], 2 * bent)
-
-
-def _interleaved(odd: Tensor, even: Tensor) -> Tensor:
-    return torch.cat([torch.stack([odd[:, :-1], even], 2).flatten(1, 2), odd[:, -1:]], 1)
 
 
 def _chunk_bytes(nodes: Tensor) -> int:

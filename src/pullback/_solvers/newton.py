@@ -204,7 +204,7 @@ class Minimizer:
         constants = nodes.new_empty(len(nodes), 0) if constants is None else constants
         every = torch.ones(len(nodes), dtype=torch.bool)
         certified = every if certified is None or not objective.has_hessian else certified.cpu()
-        memory = _MEMORY if objective.has_slopes else 0
+        memory = _MEMORY if objective.has_slopes and not self.always_exact else 0
         curves = Descent.start(nodes, constants, damping.cpu(), rtol.cpu(), certified, memory)
         curves.firm = every & (not objective.has_hessian)
         curves.exact = every & (self.always_exact and objective.has_hessian)

@@ -81,15 +81,10 @@ class Plan:
         return self.width > _EXPENSIVE
 
     @property
-    def rough(self) -> bool:
-        """Whether decoding costs more than everything else, and few digits are wanted."""
-        return self.expensive and self.rtol >= ROUGH_RTOL / 4
-
-    @property
     def solve_rtol(self) -> float:
         """To what share of the energy minima are solved; valleys of large decoders are rough, and hide half of what is
         left."""
-        return self.rtol / 2 if self.rough else self.rtol
+        return self.rtol / 2 if self.expensive and self.rtol >= ROUGH_RTOL / 4 else self.rtol
 
     def stop_rtol(self, nodes: Tensor) -> float:
         """The error at which refinement ends: more than `rtol`, if none was given, where a level decodes too many

@@ -25,7 +25,7 @@ from pullback._curves.curve import Polyline
 from pullback._curves.steps import nearly_equal
 from pullback._numerics.rows import beside, take
 from pullback._solvers.base import Solution, Status
-from pullback._solvers.chords import ChordEnergy, SampledEnergy, total_energy, total_length
+from pullback._solvers.chords import ChordEnergy, total_energy, total_length
 from pullback._solvers.errors import judge, piece_error, spline_error
 from pullback._solvers.measure import measure_pieces, measure_spline
 from pullback._solvers.newton import Descent, Minimizer
@@ -141,8 +141,7 @@ class Refinement:
         least = self.plan.solve_rtol
         rtol = (_SHARE * paths.error).nan_to_num(_FIRST_RTOL).clamp(least, max(least, _FIRST_RTOL))
         minimizer = Minimizer(self.plan.steps(paths.nodes.shape[1] - 1))
-        objective = SampledEnergy.of(self.chords, paths.nodes, self.plan.rough)
-        return minimizer.run(objective, paths.nodes, paths.damping, rtol, certified=paths.certified)
+        return minimizer.run(self.chords, paths.nodes, paths.damping, rtol, certified=paths.certified)
 
     def _piece_level(self, paths: Paths) -> LevelResult:
         """The same with straight pieces, each measured in many chords; then back to chords, if they can see now."""
