@@ -60,6 +60,17 @@ def _proteins() -> tuple[Tensor, str]:
     return torch.tensor(rows).float(), "ww"
 
 
+def _gray_levels() -> tuple[Tensor, str]:
+    """Ones on 14 x 14 pixels of four gray levels, 0 to 3, shape ``(n, 196)``: with 784 outputs."""
+    images, source = ones()
+    small = nn.functional.avg_pool2d(images.reshape(-1, 1, 28, 28), 2).flatten(1)
+    return (3 * small).round(), source
+
+
+def _one_hot(num: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: nn.functional.one_hot(x.long().clamp(0, num - 1), num).flatten(1).float()
+
+
 def _small_digits() -> tuple[Tensor, str]:
     """1,797 images of all digits with 8 x 8 pixels from 0 to 1 (Alpaydin and Kaynak 1998), shape ``(1797, 64)``."""
     from sklearn.datasets import load_digits
@@ -79,8 +90,9 @@ FAMILIES = {
         len(LETTERS),
         lambda h: Categorical(logits=h),
         _proteins,
-        lambda x: nn.functional.one_hot(x.long().clamp(0, len(LETTERS) - 1), len(LETTERS)).flatten(1).float(),
+        _one_hot(len(LETTERS)),
     ),
+    "gray-levels": Family(4, lambda h: Categorical(logits=h), _gray_levels, _one_hot(4)),
 }
 
 
