@@ -397,6 +397,31 @@ def test_missing_divergences_say_what_to_do():
         pb.divergences.renyi(0.5)(Weibull(tensor(1.0), tensor(2.0)), Weibull(tensor(1.0), tensor(2.0)))
 
 
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (Exponential(tensor(1.0)), Poisson(tensor(1.0))),
+        (Poisson(tensor(1.0)), Exponential(tensor(1.0))),
+        (Bernoulli(tensor(0.3)), Geometric(tensor(0.3))),
+        (Binomial(3, tensor(0.3)), NegativeBinomial(3, tensor(0.3))),
+        (Normal(tensor(0.0), tensor(1.0)), Laplace(tensor(0.0), tensor(1.0))),
+    ],
+    ids=lambda pair: " and ".join(type(p).__name__ for p in pair),
+)
+@pytest.mark.parametrize("divergence", [pb.divergences.hellinger, pb.divergences.renyi(0.3)])
+def test_affinities_of_two_families_are_refused(pair, divergence):
+    names = " and ".join(type(p).__name__ for p in pair)
+    for p, q in (pair, [Independent(r.expand([2]), 1) for r in pair]):
+        with pytest.raises(NotImplementedError, match=rf"No closed form.* {names}\. Use .*monte_carlo_kl"):
+            divergence(p, q)
+
+
+def test_families_with_a_common_one_have_affinities():
+    p, q = Exponential(tensor(1.3)), Gamma(tensor(2.0), tensor(0.7))
+    as_gamma = Gamma(tensor(1.0), tensor(1.3))
+    torch.testing.assert_close(pb.divergences.hellinger(p, q), pb.divergences.hellinger(as_gamma, q))
+
+
 @pytest.mark.parametrize("alpha", [0.0, 1.0, -1.0])
 def test_impossible_orders_are_refused(alpha):
     with pytest.raises(ValueError, match=r"positive and not 1.*pullback\.divergences\.kl"):

@@ -145,6 +145,16 @@ def test_fit_maximizes_the_marginal_likelihood():
             assert log_likelihood(**{**best, name: factor * best[name]}) < log_likelihood(**best)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("n", [5, 60])
+def test_data_without_noise_are_interpolated(dtype: torch.dtype, n: int):
+    """To the root of the precision, although the likelihood has no maximum at a positive noise."""
+    codes = torch.randn(n, 2, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    x = torch.cat([codes.sin(), codes[:, :1] - codes[:, 1:]], -1)
+    error = (pb.GPDecoder.fit(codes, x)(codes).mean - x).abs().max()
+    assert error < 100 * torch.finfo(dtype).eps ** 0.5 * x.std()
+
+
 def test_follows_dtype_and_state():
     decoder = posterior()
     z = torch.randn(5, 2, dtype=F64)

@@ -12,6 +12,7 @@ from torch.distributions import Bernoulli, Gamma, Normal
 import pullback as pb
 from helpers import Given, network
 from problems import PROBLEMS
+from pullback._geometry import logarithm as logarithms
 from pullback._solvers.base import Status
 
 DOUBLE = torch.float64
@@ -151,6 +152,19 @@ def test_velocities_are_tried_out():
     assert off.converged.tolist() == [True, False, False, True]
     assert "misses b by 0.0002" in off.messages[1]
     assert pb.logarithm(NORMAL.metric, a, b).miss.isnan().all()
+
+
+def test_a_miss_is_that_of_the_velocity_returned(monkeypatch):
+    """Also after the last refinement: here all pairs are refined as often as can be."""
+    net = network(2, 8, 12)
+    metric = pb.FisherRaoMetric(lambda z: Bernoulli(logits=3 * net(z)))
+    a, b = 2 * torch.randn(2, 4, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    try_out = logarithms._try_out
+    monkeypatch.setattr(logarithms, "_try_out", lambda *of: (try_out(*of), of[2])[1])
+    log = pb.logarithm(metric, a, b, check=True)
+    gap = pb.expmap(metric, a, log.velocity, rtol=1e-4) - b
+    miss = torch.maximum(gap.norm(dim=-1) / (b - a).norm(dim=-1), metric.norm(b, gap) / log.distance)
+    torch.testing.assert_close(log.miss, miss, rtol=1e-6, atol=0)
 
 
 def test_failed_pairs_have_a_status_and_spare_the_others():

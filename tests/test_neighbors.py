@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,9 @@ import pullback as pb
 from helpers import network
 from problems import PROBLEMS
 from pullback import cli
+from pullback._geometry.pairwise import neighbors as neighborhoods
 from pullback._geometry.pairwise.neighbors import nearest_in_position, positions
+from pullback.results import Status
 
 NORMAL, SIMPLEX, SPHERE = (PROBLEMS[i] for i in (3, 5, 7))
 
@@ -129,6 +133,29 @@ def test_stored_rounds_are_not_solved_again(tmp_path):
     np.testing.assert_array_equal(first.distances.toarray(), again.distances.toarray())
     with pytest.raises(ValueError, match="holds distances of another run"):
         pb.neighbors(pixels(), Z + 1e-9, 3, out=path, n_jobs=1)
+
+
+@dataclass(frozen=True)
+class GivesUp(pb.GaussNewton):
+    """Ends no path that starts in the left half-plane."""
+
+    def solve(self, metric: pb.Metric, nodes: Tensor, **options) -> pb.results.Geodesic:
+        found = super().solve(metric, nodes, **options)
+        return replace(found, status=found.status.masked_fill(nodes[:, 0, 0] < 0, Status.MAX_STEPS))
+
+
+def test_failures_are_stored_with_the_numbers_of_the_codes(tmp_path, monkeypatch):
+    pytest.importorskip("zarr")
+    monkeypatch.setattr(neighborhoods, "_BLOCK", 4)
+    Z = codes(12)
+    with pytest.warns(pb.results.FailedPairsWarning) as seen:
+        pb.neighbors(pixels(), Z, 2, out=tmp_path / "n.zarr", n_jobs=1, solver=GivesUp())
+    stores = [pb.results.DistanceStore.open(tmp_path / "n.zarr" / name) for name in ("round-0", "round-1")]
+    warned = [w.message.failures for w in seen if isinstance(w.message, pb.results.FailedPairsWarning)]
+    assert sorted(pair for failures in warned for pair in failures) == sorted(
+        pair for store in stores for pair in store.failures()
+    )
+    assert any(warned)
 
 
 def test_wrong_arguments_are_refused():

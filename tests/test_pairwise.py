@@ -26,6 +26,7 @@ from problems import PROBLEMS
 from pullback import cli
 from pullback._geometry.pairwise import store as stores
 from pullback._geometry.pairwise.manifest import fingerprint
+from pullback.results import Status
 
 NORMAL, SIMPLEX, SPHERE = (PROBLEMS[i] for i in (3, 5, 7))
 
@@ -107,21 +108,20 @@ def test_a_bad_code_costs_its_own_pairs_only():
 
 @dataclasses.dataclass(frozen=True)
 class OnlyFromGraphs(pb.Solver):
-    """Gives up on paths that start as a straight line."""
+    """Gives up on paths that start as a straight line; others get a status."""
+
+    status: Status = Status.CONVERGED
 
     def solve(self, metric, nodes):
         found = pb.GaussNewton().solve(metric, nodes)
-        straight = nodes.shape[1] == 2
-        return (
-            dataclasses.replace(found, status=torch.full_like(found.status, pb.results.Status.MAX_STEPS))
-            if straight
-            else found
-        )
+        status = Status.MAX_STEPS if nodes.shape[1] == 2 else self.status
+        return dataclasses.replace(found, status=torch.full_like(found.status, status))
 
 
-def test_failed_pairs_are_tried_again_from_a_graph():
+@pytest.mark.parametrize("status", [Status.CONVERGED, Status.ABOVE_RTOL])
+def test_failed_pairs_are_tried_again_from_a_graph(status):
     Z = codes(6)
-    retried = pb.pairwise_distances(curved(), Z, solver=OnlyFromGraphs())
+    retried = pb.pairwise_distances(curved(), Z, solver=OnlyFromGraphs(status))
     torch.testing.assert_close(retried, pb.pairwise_distances(curved(), Z), rtol=1e-4, atol=0)
 
 
@@ -280,10 +280,12 @@ def test_failures_are_stored(tmp_path):
     pytest.importorskip("zarr")
     Z = codes(5)
     Z[3] = torch.nan
-    with pytest.warns(pb.results.FailedPairsWarning, match="4 pairs have no distance"):
+    with pytest.warns(pb.results.FailedPairsWarning, match="4 pairs have no distance") as seen:
         store = resume(tmp_path / "d.zarr", Z=Z, block_size=1)
     assert store.complete
     assert [pair[:2] for pair in store.failures()] == [(0, 3), (1, 3), (2, 3), (3, 4)]
+    (warning,) = [w.message for w in seen if isinstance(w.message, pb.results.FailedPairsWarning)]
+    assert sorted(warning.failures) == store.failures()
     assert np.isnan(store.distances[3]).sum() == 4
     with warnings.catch_warnings():
         warnings.simplefilter("error")

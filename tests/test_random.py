@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pullback._numerics.random import as_generator
+from pullback._numerics.random import as_generator, as_seed
 
 
 def draw(random_state) -> torch.Tensor:
@@ -17,6 +17,11 @@ def test_equal_states_give_equal_numbers():
     assert not draw(1).equal(draw(2))
     assert draw(np.random.RandomState(1)).equal(draw(np.random.RandomState(1)))
     assert draw(torch.Generator().manual_seed(3)).equal(draw(3))
+
+
+def test_a_seed_of_numpy_is_the_same_seed():
+    assert as_seed(np.int64(3)) == as_seed(3) == 3
+    assert draw(np.int64(3)).equal(draw(3))
 
 
 def test_a_generator_goes_on_where_it_stands():

@@ -184,10 +184,11 @@ def _promises(metric: Metric, z: Tensor, tolerance: float) -> None:
     )
     if all(part.maps is not None for part in parts):
         origin = z[:1] if any(part.isometry is None for part in parts) else None
-        found, known = metric.frame_at(z, origin=origin), Metric.frame_at(metric, z, origin=origin)
-        pairs = zip((*found.values, *found.tangents), (*known.values, *known.tangents), strict=True)
+        frames = metric.frame_at(z, origin=origin), Metric.frame_at(metric, z, origin=origin)
+        # Values of all codes at once: at the origin they are zero up to the rounding of the others.
+        maps = [(*(x[None] for x in frame.values), *frame.tangents) for frame in frames]
         _require(
-            all(_close(a, b, tolerance) for a, b in pairs),
+            all(_close(a, b, tolerance) for a, b in zip(*maps, strict=True)),
             "An Information with an isometry must have its derivative for a root, entry by entry and with its sign; "
             "one with a pair, the derivatives of the pair's values for its push. Leave both at None, or change one of "
             "the two.",

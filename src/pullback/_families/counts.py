@@ -139,6 +139,8 @@ def _(p: Trials | Runs, q: Trials | Runs) -> Tensor:
 def _(p: Trials | Runs, q: Trials | Runs, alpha: float) -> Tensor:
     r"""With a, b the mixed log-probabilities of success and failure: :math:`n \log(e^a + e^b)` for trials,
     :math:`a - \log(1 - e^b)` until a success, :math:`r (b - \log(1 - e^a))` until r failures."""
+    if type(p) is not type(q):
+        return rules.no_affinity(p, q, alpha)
     rules.check_equal(rules.AFFINITY, "total_count", p, q)
     a, b = (alpha * logsigmoid(s * p.logits) + (1 - alpha) * logsigmoid(s * q.logits) for s in (1, -1))
     if isinstance(p, Geometric):

@@ -23,7 +23,7 @@ from pullback._autodiff.torch_internals import exponential_family, forward_mode
 from pullback._families.fading import FLAT, SAME, SLOW, WIDE, fades, times
 from pullback._families.information import Information
 from pullback._families.location_scale import half_line
-from pullback._families.rules import Dual, embed, fisher, log_affinity, natural_and_mean, positive_kl
+from pullback._families.rules import Dual, embed, fisher, log_affinity, natural_and_mean, no_affinity, positive_kl
 from pullback._numerics.special import digamma, digamma_excess, excess, log_gamma, log_ratio, trigamma_excess
 
 fades(Exponential, rate=SLOW)
@@ -201,6 +201,8 @@ def _(p: ExponentialFamily, q: ExponentialFamily) -> Tensor:
 @log_affinity.register
 def _(p: ExponentialFamily, q: ExponentialFamily, alpha: float) -> Tensor:
     r"""The gap of the log-normalizer."""
+    if type(p) is not type(q):
+        return no_affinity(p, q, alpha)
     (theta, log_normalizer), (other, _) = exponential_family(p), exponential_family(q)
     between = tuple(alpha * a + (1 - alpha) * b for a, b in zip(theta, other, strict=True))
     gap = log_normalizer(*between) - alpha * log_normalizer(*theta) - (1 - alpha) * log_normalizer(*other)

@@ -298,7 +298,6 @@ def kl(p: Distribution, q: Distribution) -> Tensor:
 AFFINITY = "Rényi and Hellinger divergence"
 
 
-@singledispatch
 def log_affinity(p: Distribution, q: Distribution, alpha: float) -> Tensor:
     r""":math:`\log \int p^\alpha q^{1-\alpha}`, of which Rényi and Hellinger divergences are made.
 
@@ -309,8 +308,18 @@ def log_affinity(p: Distribution, q: Distribution, alpha: float) -> Tensor:
 
     (Nielsen and Nock, "On Rényi and Tsallis entropies and divergences for exponential families", 2011).
     """
+    rule, other = (_log_affinity.dispatch(type(r)) for r in (p, q))
+    return (rule if rule is other else no_affinity)(p, q, alpha)
+
+
+def no_affinity(p: Distribution, q: Distribution, alpha: float) -> Tensor:
+    names = " and ".join(dict.fromkeys(type(r).__name__ for r in (p, q)))
     raise MissingRuleError(
-        f"No closed form of Rényi and Hellinger divergences is known to the library for {type(p).__name__}. Use "
+        f"No closed form of Rényi and Hellinger divergences is known to the library for {names}. Use "
         "pullback.divergences.symmetrized_kl or pullback.divergences.monte_carlo_kl(num_samples=1000), or pass a "
         "function (p, q) -> Tensor of your own."
     )
+
+
+_log_affinity = singledispatch(no_affinity)
+log_affinity.register, log_affinity.dispatch = _log_affinity.register, _log_affinity.dispatch

@@ -216,9 +216,10 @@ def _by_elements(chords: ChordEnergy, found: _Velocities, index: Tensor, rtol: f
 
     solver = ExtremalSolver(elements, sought, found.num_segments, needs_refinement)
     levels = solver.solve(index, found.nodes[index])
-    for k in range(_NUM_TRIALS if check else 0):
-        missed = _try_out(chords.metric, found, index, rtol)
-        if not len(missed):
+    missed = index
+    for k in range(_NUM_TRIALS + 1 if check else 0):
+        missed = _try_out(chords.metric, found, missed, rtol)
+        if not len(missed) or k == _NUM_TRIALS:
             break
         wanted = torch.zeros_like(found.length, dtype=torch.bool).index_fill(0, missed, True)
         levels = solver.refine(levels, wanted, 0.01 ** (k + 1) * sought)
@@ -236,6 +237,7 @@ def _by_gradient(metric: Metric, path: Geodesic, found: _Velocities, index: Tens
 
 def _try_out(metric: Metric, found: _Velocities, index: Tensor, rtol: float) -> Tensor:
     """Finds out where geodesics with the velocities at `index` arrive, if these are known; returns those that miss."""
+    found.miss[index] = torch.nan
     index = index[found.error[index] <= max(rtol, _least(found.error.dtype))]
     if not len(index):
         return index

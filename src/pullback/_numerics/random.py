@@ -32,6 +32,6 @@ def as_generator(random_state: RandomState, device: torch.device | str = "cpu") 
 
 def as_seed(random_state: RandomState) -> int:
     """A number that fixes noise once and for all: a seed as it is, or one drawn from any other `random_state`."""
-    if isinstance(random_state, int):
-        return random_state
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
     return int(torch.randint(_SEEDS, (), generator=as_generator(random_state)))

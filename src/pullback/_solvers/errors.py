@@ -39,7 +39,10 @@ def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tens
     # Richardson: the finer level still misses 1/15 (order four) or 1/3 (order two) of the last change
     theory = _EXPENSIVE_SHARE if expensive else FOURTH_ORDER
     firm = paths.certified | descent.firm
-    share = torch.where(worse | ~firm, 1.0, torch.where(found.asymptotic, theory, 1 / 3))
+    share = torch.where(found.asymptotic, theory, 1 / 3)
+    # where the last two changes fall more slowly they are taken for a geometric series (Aitken)
+    ratio = ((found.energy - paths.energy) / paths.change).abs().nan_to_num(0.0).clamp_max(0.5)
+    share = torch.where(worse | ~firm, 1.0, torch.maximum(share, ratio / (1 - ratio)))
     change = (share * (now - last).abs() / scale).nan_to_num(torch.inf)
     gap = (found.energy - descent.energy).abs() / scale
     alone = torch.where(found.asymptotic, (_SINGLE_LEVEL * gap).clamp_min(_LEAST_LACK) * gap, gap)

@@ -37,6 +37,7 @@ class Paths:
     damping: Tensor
     energy: Tensor
     length: Tensor
+    change: Tensor  # of the energy by the last level
     noise: Tensor  # rounding of the length
     error: Tensor  # of the length; NaN before the first level
     status: Tensor
@@ -56,7 +57,7 @@ class Paths:
             nodes=nodes,
             points=nodes,
             damping=torch.full_like(unknown, START_DAMPING),
-            **{name: unknown.clone() for name in ("energy", "length", "noise", "error")},
+            **{name: unknown.clone() for name in ("energy", "length", "change", "noise", "error")},
             **dict.fromkeys(("is_spline", "strict", "was_walled", "settled", "certified"), off),
             status=torch.full_like(index, Status.UNRESOLVED),
             num_steps=torch.zeros_like(index),
@@ -91,6 +92,7 @@ def keep_better(
         damping=descent.damping,
         energy=torch.where(worse, paths.energy, found.energy),
         length=torch.where(worse, paths.length, found.length),
+        change=found.energy - paths.energy,
         error=error,
         status=torch.where(found.energy.isfinite(), descent.status, Status.NOT_FINITE),
         strict=descent.uses_hessian & ~worse,

@@ -197,27 +197,25 @@ def run(
         blocks = store.unfinished(folder, plan, blocks)
     result = None if folder is not None else np.full(plan.shape, np.nan, job.first.cpu().numpy().dtype)
     failures: list[tuple[int, int, str]] = []
-    num_failed = num_new = 0
+    num_new = 0
     with progress("distances", sum(len(plan.pairs(block)[0]) for block in blocks), unit=" pairs") as bar:
         for block, status, values, is_new in engine.solve(job, blocks, folder):
-            failed = status.nonzero()[0]
-            num_failed, num_new = num_failed + len(failed), num_new + is_new
+            i, j = plan.pairs(block)
+            failures += [(int(i[k]), int(j[k]), str(Status(int(status[k])))) for k in status.nonzero()[0]]
+            num_new += is_new
             bar.update(len(status))
-            if num_failed:
-                bar.set_postfix(failed=num_failed)
+            if failures:
+                bar.set_postfix(failed=len(failures))
             if result is not None and values is not None:
                 for where, part in plan.writes(block, values):
                     result[where] = part
-                i, j = plan.pairs(block)
-                failures += [(int(i[k]), int(j[k]), str(Status(int(status[k])))) for k in failed]
-            if num_failed and errors == "raise":
-                raise ConvergenceError(_sentence(num_failed, failures), result)
-    if num_failed:
-        warnings.warn(FailedPairsWarning(_sentence(num_failed, failures), failures), stacklevel=3)
+            if failures and errors == "raise":
+                raise ConvergenceError(_sentence(failures), result)
+    if failures:
+        warnings.warn(FailedPairsWarning(_sentence(failures), failures), stacklevel=3)
     return result if folder is None else store.finished(folder, num_new)
 
 
-def _sentence(num_failed: int, failures: Sequence[tuple[int, int, str]]) -> str:
+def _sentence(failures: Sequence[tuple[int, int, str]]) -> str:
     named = "; ".join(f"({i}, {j}): {message}" for i, j, message in failures[:_NUM_NAMED])
-    more = f" The first: {named}." if named else " DistanceStore.failures() lists them."
-    return f"{num_failed} pairs have no distance, also not from a graph, and are NaN.{more}"
+    return f"{len(failures)} pairs have no distance, also not from a graph, and are NaN. The first: {named}."

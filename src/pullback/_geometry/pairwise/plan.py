@@ -93,10 +93,10 @@ class Job:
         a, b = self.first[i], self.second[j]
         with _one_thread(a.device):
             length, status = self._paths(a, b, self.init)
-            status[converged(status)] = Status.CONVERGED
-            again = ((status != Status.CONVERGED) & (status != Status.BAD_END_POINT)).nonzero()[:, 0]
+            again = (~converged(status) & (status != Status.BAD_END_POINT)).nonzero()[:, 0]
             if len(again) and self._graph is not None:
                 length[again], status[again] = self._paths(a[again], b[again], self._graph)
+        status[converged(status)] = Status.CONVERGED
         length[status != Status.CONVERGED] = torch.nan
         return length.cpu().numpy(), status.to(torch.int8).cpu().numpy()
 

@@ -79,13 +79,15 @@ class DistanceStore:
 
     def failures(self) -> list[tuple[int, int, str]]:
         """The pairs without a distance, each once, with a message."""
-        found, status, size = [], self.status, self.manifest["block_size"]
-        for row, column in _written(self.path, "status"):
-            part = status[row * size : (row + 1) * size, column * size : (column + 1) * size]
-            for i, j in np.argwhere(part).tolist():
-                pair = (row * size + i, column * size + j)
-                if pair[0] < pair[1] or not self.manifest["symmetric"]:
-                    found.append((*pair, str(Status(int(part[i, j])))))
+        group, found, size = _zarr().open_group(self.path, mode="r"), [], self.manifest["block_size"]
+        listed = group["pairs"][:] if "pairs" in group else None
+        for chunk in _written(self.path, "status"):
+            part = group["status"].blocks[chunk]
+            for at in np.argwhere(part):
+                where = np.array(chunk) * size + at
+                i, j = (where if listed is None else listed[:, where[0]]).tolist()
+                if i < j or not self.manifest["symmetric"]:
+                    found.append((i, j, str(Status(int(part[tuple(at)])))))
         return sorted(found)
 
     def __repr__(self) -> str:
@@ -192,6 +194,8 @@ def _create(path: Path, plan: Plan, facts: dict[str, Any]) -> None:
     layout = {"shape": plan.shape, "chunks": (plan.size,) * len(plan.shape), "compressors": compressors}
     group.create_array("distances", dtype=facts["dtype"], fill_value=np.nan, **layout)
     group.create_array("status", dtype="int8", fill_value=0, **layout)
+    if plan.listed is not None:
+        group.create_array("pairs", data=np.stack(plan.listed))
     try:
         draft.rename(path)
     except OSError as error:
