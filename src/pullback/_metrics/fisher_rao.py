@@ -96,7 +96,9 @@ class FisherRaoMetric(Metric):
         with torch.no_grad():
             origins = [None] * len(etas) if away else [part.eta for part in self._parts(as_codes(origin, self))]
             parts = tuple(Part(z, *each) for each in zip(etas, tangents, origins, found, strict=True))
-            return Frame(z, origin, side_by_side([part.values for part in parts]), self._maps, parts, etas_at)
+            values = [part.values for part in parts]
+            sizes = tuple(maps[0].shape[-1] for maps in values)
+            return Frame(z, origin, side_by_side(values), self._maps, parts, sizes, etas_at)
 
     def jet_at(self, z: Tensor, v: Tensor, w: Tensor, *, centered: bool) -> tuple[list[Tensor], list[Tensor]]:
         if differentiable(z, v) or not self._num_maps(z):

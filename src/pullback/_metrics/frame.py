@@ -194,6 +194,7 @@ class Frame:
         values: the distinct maps, ``(*batch, F)``: one if the embedding is Euclidean, else two.
         maps: the maps as a function of codes and origin.
         parts: the independent parts of what is decoded, where the maps are known as functions of coordinates.
+        sizes: entries of the maps of each part.
         coordinates: those of the parts as functions of the codes.
         jacobians: of the maps, ``(d, *batch, F)``, where there are no parts.
     """
@@ -203,6 +204,7 @@ class Frame:
     values: Tensors
     maps: Callable[[Tensor, Tensor | None], Tensors]
     parts: tuple[Part, ...] = ()
+    sizes: tuple[int, ...] = ()
     coordinates: Callable[[Tensor], Tensors] | None = None
     jacobians: Tensors = ()
 
@@ -268,8 +270,7 @@ class Frame:
 
     def _split(self, forces: list[Tensor]) -> Iterator[tuple[Part, list[Tensor]]]:
         """Each part with the forces on it."""
-        sizes = [part.values[0].shape[-1] for part in self.parts]
-        pieces = zip(*(f.split(sizes, -1) for f in forces), strict=True)
+        pieces = zip(*(f.split(self.sizes, -1) for f in forces), strict=True)
         return zip(self.parts, map(list, pieces), strict=True)
 
 
