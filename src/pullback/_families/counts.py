@@ -75,10 +75,10 @@ def _sign(logits: Tensor) -> Tensor:
 def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
     """2 arcsin √σ(l) - 2 arcsin √σ(l₀), with p = ½ for no origin; full relative precision also at saturation."""
     if origin is None and (values := plain_values(logits)) is not None:
-        # The same in place, where no derivative is wanted; torch's arctangent of two numbers costs half as much as that
-        # of one.
-        t = (0.5 * values).exp_()
-        return torch.add(t.new_full((), -0.5 * math.pi), torch.atan2(t, t.new_ones(()), out=t), alpha=2, out=t)
+        # The same as arctan sinh(l/2), in place, where no derivative is wanted; torch's arctangent of two numbers costs
+        # half as much as that of one.
+        t = (0.5 * values).sinh_()
+        return torch.atan2(t, t.new_ones(()), out=t)
     if origin is None:
         # ±(π/2 - 2 arctan t), t = exp(-|l|/2); the arctangent as an arcsine, which costs less than half
         sign = _sign(logits)
