@@ -212,10 +212,10 @@ class Minimizer:
         curves.energy = model.energy
         done: list[Descent] = []
         curves, model = _retire(done, curves, model, ~torch.isfinite(model.energy), Status.NOT_FINITE)
-        for _ in range(self.max_steps):
+        for step in range(self.max_steps):
             if curves.index.numel() == 0:
                 break
-            curves, model = self._step(objective, done, curves, model)
+            curves, model = self._step(objective, done, curves, model, final=step + 1 == self.max_steps)
         parts = [part for part in (*done, curves) if len(part.index)] or [curves]
         result = concatenate(parts)
         result = result if len(parts) == 1 else take(result, result.index.argsort())
@@ -224,9 +224,9 @@ class Minimizer:
         return result
 
     def _step(
-        self, objective: Objective, done: list[Descent], curves: Descent, model: Expansion
+        self, objective: Objective, done: list[Descent], curves: Descent, model: Expansion, final: bool
     ) -> tuple[Descent, Expansion]:
-        """One step of every curve."""
+        """One step of every curve; after the `final` one there is nothing to expand for."""
         nodes, predicted, positive = _proposed(curves, model)
         noise = NOISE * torch.finfo(predicted.dtype).eps * model.energy
         flat = positive & (predicted <= noise)
@@ -235,16 +235,16 @@ class Minimizer:
         if leaving.any():
             _leave(objective, curves, model, leaving, nodes, predicted)
         flat, last = flat & ~leaving, last & ~leaving
-        near, held = near & objective.has_hessian, held & ~leaving
+        near, held = near & (objective.has_hessian and not final), held & ~(leaving | final)
         trial = Trial(nodes, predicted, near, held, model.gradient, curves.energy, torch.zeros_like(last), [])
-        _try(objective, curves, trial, last)
+        _try(objective, curves, trial, last | final)
         gain = (model.energy - trial.energy) / predicted
         lower = torch.where(flat, trial.energy <= model.energy + noise, gain > _LEAST_GAIN)
         trial.accepted = positive & lower
         outside = ~(trial.energy.abs() < torch.inf)
         short = positive & ~(trial.accepted | flat | leaving)
         if short.any():
-            _shorten(objective, curves, trial, short.nonzero()[:, 0])
+            _shorten(objective, curves, trial, short.nonzero()[:, 0], final)
             last = last & ~short
         accepted, decrease = trial.accepted, model.energy - trial.energy
         kept = (curves.uses_hessian & ~trial.near & self.always_exact) | trial.held
@@ -332,7 +332,7 @@ def _try(objective: Objective, curves: Descent, trial: Trial, last: Tensor) -> N
         trial.energy = trial.energy.index_copy(0, rows, energies.cpu())
 
 
-def _shorten(objective: Objective, curves: Descent, trial: Trial, rows: Tensor) -> None:
+def _shorten(objective: Objective, curves: Descent, trial: Trial, rows: Tensor, final: bool) -> None:
     """Takes a part of the steps of some curves, which were too long, where that lowers the energy. Energies cost a
     fraction of an expansion, and rough valleys many rejections."""
     at = beside(rows, trial.nodes)
@@ -349,7 +349,9 @@ def _shorten(objective: Objective, curves: Descent, trial: Trial, rows: Tensor) 
     rows = rows[good]
     trial.accepted[rows] = True
     trial.predicted[rows] *= share[good]
-    trial.expand(objective, curves, rows)
+    trial.energy[rows] = lowest[good]
+    if not final:
+        trial.expand(objective, curves, rows)
 
 
 def _proposed(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
