@@ -27,7 +27,7 @@ from pullback._numerics.rows import beside, take
 from pullback._solvers.base import Solution, Status
 from pullback._solvers.chords import ChordEnergy, total_energy, total_length
 from pullback._solvers.errors import judge, piece_error, spline_error
-from pullback._solvers.measure import measure_pieces, measure_spline
+from pullback._solvers.measure import Measurement, measure_pieces, measure_spline
 from pullback._solvers.newton import Descent, Minimizer
 from pullback._solvers.paths import Paths, assemble, cut_pieces, evened, join, keep_better
 from pullback._solvers.pieces import PieceEnergy
@@ -123,7 +123,10 @@ class Refinement:
         descent = self._minimum(paths)
         found = measure_spline(self.chords, descent.nodes)
         blind = found.energy > _BLIND * descent.energy
-        worse = ~(found.energy <= paths.energy * (1 + _SLACK + found.error))
+        worse = _is_worse(found, paths)
+        if worse.any():
+            paths, found = self._measured_again(paths, found, worse)
+            worse = _is_worse(found, paths)
         error = spline_error(paths, descent, found, worse, self.plan.expensive)
         new = keep_better(paths, descent, found, worse, error)
         new.status, done = judge(self.plan, new, paths, worse, found.asymptotic)
@@ -135,6 +138,23 @@ class Refinement:
         walled = blind & (level >= self.plan.blind_segments) & ~paths.was_walled
         routes = {(_PIECES, self.plan.walled_segments): walled, (_CHORDS, 2 * level): ~walled}
         return take(new, done), self._routed(new, done, routes)
+
+    def _measured_again(self, paths: Paths, found: Measurement, rows: Tensor) -> tuple[Paths, Measurement]:
+        """The same with some paths measured on this level too: what coarse chords made of them may be too low."""
+        level, energy, length, error = paths.nodes.shape[1] - 1, paths.energy, paths.length, found.error
+        for splines in (True, False):
+            at = (rows & (paths.is_spline == splines)).nonzero()[:, 0]
+            if not at.numel():
+                continue
+            some = take(paths, at)
+            new = measure_spline(self.chords, some.on(level)) if splines else self._measured(some.points, 4 * level)
+            energy, length = energy.index_copy(0, at, new.energy), length.index_copy(0, at, new.length)
+            error = error.index_copy(0, at, torch.maximum(error[at], new.error))
+        return replace(paths, energy=energy, length=length), replace(found, error=error)
+
+    def _measured(self, points: Tensor, num_chords: int) -> Measurement:
+        """The straight pieces between points, measured in so many chords in all, or two each."""
+        return measure_pieces(self.chords, points, max(2, num_chords // (points.shape[1] - 1)))
 
     def _minimum(self, paths: Paths) -> Descent:
         """The minima of a level, solved to some of the error of the last."""
@@ -153,7 +173,7 @@ class Refinement:
         constants = beside(weight, paths.nodes)[:, None]
         descent = minimizer.run(objective, paths.nodes, paths.damping, rtol, constants=constants)
         found = measure_pieces(self.chords, descent.nodes, 2 * substeps)
-        kept = measure_pieces(self.chords, paths.points, max(2, 2 * substeps * level // (paths.points.shape[1] - 1)))
+        kept = self._measured(paths.points, 2 * substeps * level)
         paths = replace(paths, energy=kept.energy, length=kept.length)
         worse = ~(found.energy <= paths.energy * (1 + _SLACK))
         error = piece_error(paths, descent, found, worse)
@@ -178,6 +198,11 @@ class Refinement:
         if kind == _PIECES:
             return replace(paths, nodes=paths.on(level), error=torch.full_like(paths.error, torch.nan))
         return replace(paths, nodes=evened(self.chords, paths, level))
+
+
+def _is_worse(found: Measurement, paths: Paths) -> Tensor:
+    """Which paths of a level have more energy than those they started from."""
+    return ~(found.energy <= paths.energy * (1 + _SLACK + found.error))
 
 
 def _stuck_after_walls(new: Paths, old: Paths, descent: Descent, worse: Tensor) -> Tensor:
