@@ -43,6 +43,7 @@ class Paths:
     status: Tensor
     strict: Tensor
     num_steps: Tensor  # on this level
+    num_looks: Tensor  # how often the path went on after it had converged
     was_walled: Tensor  # whether the curve has been through the walled regime
     settled: Tensor  # whether the last level was solved to its tolerance
     certified: Tensor  # whether the exact Hessian was positive definite at the minimum of some level
@@ -60,7 +61,7 @@ class Paths:
             **{name: unknown.clone() for name in ("energy", "length", "change", "noise", "error")},
             **dict.fromkeys(("is_spline", "strict", "was_walled", "settled", "certified"), off),
             status=torch.full_like(index, Status.UNRESOLVED),
-            num_steps=torch.zeros_like(index),
+            **dict.fromkeys(("num_steps", "num_looks"), torch.zeros_like(index)),
         )
 
     def on(self, num_segments: int) -> Tensor:

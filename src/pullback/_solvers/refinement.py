@@ -24,14 +24,16 @@ from torch import Tensor
 from pullback._curves.curve import Polyline
 from pullback._curves.steps import nearly_equal
 from pullback._numerics.rows import beside, take
-from pullback._solvers.base import Solution, Status
+from pullback._numerics.tridiagonal import solve_tridiagonal
+from pullback._solvers.base import Solution, Status, converged
 from pullback._solvers.chords import ChordEnergy, total_energy, total_length
 from pullback._solvers.errors import judge, piece_error, spline_error
 from pullback._solvers.measure import Measurement, measure_pieces, measure_spline
-from pullback._solvers.newton import Descent, Minimizer
+from pullback._solvers.newton import START_DAMPING, Descent, Minimizer
 from pullback._solvers.paths import Paths, assemble, cut_pieces, evened, join, keep_better
 from pullback._solvers.pieces import PieceEnergy
 from pullback._solvers.plan import FINE_SEGMENTS, START_SEGMENTS, Plan
+from pullback._solvers.saddle import escape
 
 Key = tuple[int, int]  # what paths are made of on a level, and its number of segments
 LevelResult = tuple[Paths, dict[Key, Paths]]  # the paths that are finished, and the others by the level they go to
@@ -48,6 +50,8 @@ _EUCLIDEAN = 1e-2
 _WALLED_SHARE = 0.25
 # By how much the energy of a level's path may be above that of the last (toy problem).
 _SLACK = 1e-4
+# How often a path may go on from where it had converged (walls of bumps, half-plane).
+_LOOKS = 2
 # Length of a path, in units of the rounding of decoded points, below which chords on a hundred segments are not known
 # to a per cent (float32).
 _ROUNDING = 1e4
@@ -67,8 +71,9 @@ class Refinement:
         while waiting:
             key = min(waiting)
             finished, groups = levels[key[0]](join(waiting.pop(key)))
+            finished, again = self._proven(finished)
             done.append(finished)
-            for next_key, group in groups.items():
+            for next_key, group in [*groups.items(), *again]:
                 if group.index.numel():
                     waiting.setdefault(next_key, []).append(group)
         return assemble(done, self.chords)
@@ -130,8 +135,9 @@ class Refinement:
         error = spline_error(paths, descent, found, worse, self.plan.expensive)
         new = keep_better(paths, descent, found, worse, error)
         new.status, done = judge(self.plan, new, paths, worse, found.asymptotic)
-        # the minimum of a level that does not resolve the path may be a saddle on the next
-        new.certified = new.certified & (new.error <= self.plan.accept)
+        # the minimum of a level that does not resolve the path may be a saddle on the next; a saddle whose curvature is a
+        # share ε lets energies fall by ε²
+        new.certified = new.certified & (new.error <= min(self.plan.accept, self.plan.rtol**0.5))
         done |= _stuck_after_walls(new, paths, descent, worse)
         # it starts at a saddle, and what is lower cannot be resolved
         new.status = torch.where(worse & descent.left, Status.UNRESOLVED, new.status)
@@ -155,6 +161,50 @@ class Refinement:
     def _measured(self, points: Tensor, num_chords: int) -> Measurement:
         """The straight pieces between points, measured in so many chords in all, or two each."""
         return measure_pieces(self.chords, points, max(2, num_chords // (points.shape[1] - 1)))
+
+    def _proven(self, paths: Paths) -> tuple[Paths, list[tuple[Key, Paths]]]:
+        """The paths that are finished, and those that go on from where they are.
+
+        Straight pieces have no certificate, and descents that creep along a wall or end with small steps have none that
+        counts. There the exact Hessian of the chords tells: a saddle is left, and a path that a step without damping
+        would shorten by more than its error descends again.
+        """
+        sure = (paths.certified | paths.strict) & paths.is_spline & paths.settled & (paths.damping <= 1.0)
+        doubtful = converged(paths.status) & ~sure
+        if not (self.chords.has_hessian and doubtful.any()):
+            return paths, []
+        some, rest = take(paths, doubtful), take(paths, ~doubtful)
+        present = some.points.shape[1] - 1
+        level = present if some.is_spline.all() else max(present, min(4 * present, self.plan.max_segments))
+        nodes, gain = self._beyond(some.on(level))
+        error = 0.5 * gain
+        wrong = error > some.error
+        tired = wrong & (some.num_looks >= _LOOKS)
+        some.error = torch.where(tired, error, some.error)
+        some.status = torch.where(tired & (error > self.plan.accept), Status.UNRESOLVED, some.status)
+        again = wrong & ~tired
+        on = replace(
+            some, nodes=nodes, damping=torch.full_like(some.damping, START_DAMPING), num_looks=some.num_looks + 1
+        )
+        finished = join([part for part in (rest, take(some, ~again)) if part.index.numel()] or [take(some, slice(0))])
+        return finished, [((_CHORDS, level), take(on, again))]
+
+    def _beyond(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Where paths go on, and the share of their energy that they have to gain: by a Newton step, or beside a
+        saddle."""
+        every, constants = torch.ones(len(nodes), dtype=torch.bool), nodes.new_empty(len(nodes), 0)
+        model = self.chords.expand(nodes, every)
+        hessian = model.diagonal + model.curvature
+        step, positive = solve_tridiagonal(hessian, model.upper, -model.gradient)
+        gain = (-0.5 * (step * model.gradient).sum((1, 2)) / model.energy).cpu()
+        positive = positive.cpu()
+        if not positive.all():
+            saddles = beside((~positive).nonzero()[:, 0], nodes)
+            beyond, less = escape(self.chords, nodes[saddles], constants[saddles], take(model, saddles))
+            # how far it is down from a saddle a small step does not tell
+            less = torch.where(less > 0, torch.inf, less)
+            nodes, gain = nodes.index_copy(0, saddles, beyond), gain.masked_scatter(~positive, less)
+        return nodes, gain
 
     def _minimum(self, paths: Paths) -> Descent:
         """The minima of a level, solved to some of the error of the last."""

@@ -16,9 +16,9 @@ from pullback._numerics.tridiagonal import solve_tridiagonal
 from pullback._solvers.objective import Expansion, Objective
 
 # Steps along the direction that are tried, to both sides, as shares of the extent of the path (test_saddles_are_left).
-_STEPS = (0.02, 0.1, 0.5)
-# Powers of four by which the shift may grow, and inverse iterations: the second iterate is within a per cent of the
-# direction on all saddles of test_saddles_are_left.
+_STEPS = (1e-3, 0.02, 0.5)
+# Powers of four by which the shift may grow, also the halvings in which it is found, and the inverse iterations that
+# follow (test_saddles_are_left).
 _NUM_SHIFTS, _NUM_ITERATIONS = 20, 3
 
 
@@ -41,25 +41,26 @@ def escape(objective: Objective, nodes: Tensor, constants: Tensor, model: Expans
 
 
 def _direction(nodes: Tensor, model: Expansion) -> Tensor:
-    """The most negative direction of the exact Hessian, ``(B, T - 1, d)``."""
-    num_inner, d = nodes.shape[1] - 2, nodes.shape[2]
+    """The most negative direction of the exact Hessian in units of Euclidean energy, ``(B, T - 1, d)``: a smooth one,
+    as directions that nodes share cost less of it than those of single nodes."""
     hessian = model.diagonal + model.curvature
-    scale = model.diagonal.diagonal(dim1=-2, dim2=-1).abs().mean((1, 2)) / (num_inner + 1) ** 2
+    scale = model.diagonal.diagonal(dim1=-2, dim2=-1).abs().mean((1, 2))
     eye = torch.eye(hessian.shape[-1], dtype=hessian.dtype, device=hessian.device)
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(model.gradient.shape[1:], generator=generator, dtype=torch.float64).to(hessian.dtype)
-    x = beside(noise, hessian).expand_as(model.gradient)
+    noise = torch.randn(model.gradient.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = beside(noise.to(hessian.dtype), hessian).expand_as(model.gradient)
 
     def solve(power: Tensor) -> tuple[Tensor, Tensor]:
-        shift = (1e-3 * scale * 4.0**power)[:, None, None, None]
-        return solve_tridiagonal(hessian + shift * eye, model.upper, x)
+        stiffness = (1e-6 * scale * 4.0**power)[:, None, None, None] * eye
+        padded = torch.nn.functional.pad(x, (0, 0, 1, 1))
+        force = 2 * x - padded[:, :-2] - padded[:, 2:]
+        return solve_tridiagonal(hessian + 2 * stiffness, model.upper - stiffness, force)
 
     least, most = torch.zeros_like(scale), torch.full_like(scale, _NUM_SHIFTS)
-    for _ in range(_NUM_SHIFTS.bit_length()):
-        middle = ((least + most) / 2).floor()
+    for _ in range(_NUM_SHIFTS):
+        middle = (least + most) / 2
         _, positive = solve(middle)
-        least, most = torch.where(positive, least, middle + 1), torch.where(positive, middle, most)
+        least, most = torch.where(positive, least, middle), torch.where(positive, middle, most)
     for _ in range(_NUM_ITERATIONS):
         x, _ = solve(most)
         x = x / x.flatten(1).norm(dim=1)[:, None, None].clamp_min(torch.finfo(x.dtype).tiny)
-    return x.flatten(1)[:, : num_inner * d].unflatten(1, (num_inner, d)).nan_to_num(0.0)
+    return x.nan_to_num(0.0)
