@@ -30,9 +30,10 @@ from pullback._solvers.chords import ChordEnergy, total_energy, total_length
 from pullback._solvers.errors import judge, piece_error, spline_error
 from pullback._solvers.measure import Measurement, measure_pieces, measure_spline
 from pullback._solvers.newton import START_DAMPING, Descent, Minimizer
+from pullback._solvers.objective import Expansion
 from pullback._solvers.paths import Paths, assemble, cut_pieces, evened, join, keep_better
 from pullback._solvers.pieces import PieceEnergy
-from pullback._solvers.plan import FINE_SEGMENTS, START_SEGMENTS, Plan
+from pullback._solvers.plan import COARSE_STEPS, FINE_SEGMENTS, START_SEGMENTS, Plan
 from pullback._solvers.saddle import escape
 
 Key = tuple[int, int]  # what paths are made of on a level, and its number of segments
@@ -50,8 +51,8 @@ _EUCLIDEAN = 1e-2
 _WALLED_SHARE = 0.25
 # By how much the energy of a level's path may be above that of the last (toy problem).
 _SLACK = 1e-4
-# How often a path may go on from where it had converged (walls of bumps, half-plane).
-_LOOKS = 2
+# How often a path may go on from where it had converged, as long as that makes it shorter (half-plane).
+_LOOKS = 3
 # Length of a path, in units of the rounding of decoded points, below which chords on a hundred segments are not known
 # to a per cent (float32).
 _ROUNDING = 1e4
@@ -134,6 +135,7 @@ class Refinement:
             worse = _is_worse(found, paths)
         error = spline_error(paths, descent, found, worse, self.plan.expensive)
         new = keep_better(paths, descent, found, worse, error)
+        new.num_looks = new.num_looks.masked_fill(worse & (new.num_looks > 0), _LOOKS)
         new.status, done = judge(self.plan, new, paths, worse, found.asymptotic)
         # the minimum of a level that does not resolve the path may be a saddle on the next; a saddle whose curvature is a
         # share ε lets energies fall by ε²
@@ -154,6 +156,8 @@ class Refinement:
                 continue
             some = take(paths, at)
             new = measure_spline(self.chords, some.on(level)) if splines else self._measured(some.points, 4 * level)
+            more = new.energy > some.energy
+            at, new = at[more], take(new, more)
             energy, length = energy.index_copy(0, at, new.energy), length.index_copy(0, at, new.length)
             error = error.index_copy(0, at, torch.maximum(error[at], new.error))
         return replace(paths, energy=energy, length=length), replace(found, error=error)
@@ -176,41 +180,42 @@ class Refinement:
         some, rest = take(paths, doubtful), take(paths, ~doubtful)
         present = some.points.shape[1] - 1
         level = present if some.is_spline.all() else max(present, min(4 * present, self.plan.max_segments))
-        nodes, gain = self._beyond(some.on(level))
-        error = 0.5 * gain
-        wrong = error > some.error
-        tired = wrong & (some.num_looks >= _LOOKS)
-        some.error = torch.where(tired, error, some.error)
-        some.status = torch.where(tired & (error > self.plan.accept), Status.UNRESOLVED, some.status)
-        again = wrong & ~tired
-        on = replace(
-            some, nodes=nodes, damping=torch.full_like(some.damping, START_DAMPING), num_looks=some.num_looks + 1
-        )
-        finished = join([part for part in (rest, take(some, ~again)) if part.index.numel()] or [take(some, slice(0))])
-        return finished, [((_CHORDS, level), take(on, again))]
+        nodes, gain, saddle = self._beyond(some.on(level))
+        again = (saddle | (0.5 * gain > some.error)) & (some.num_looks < _LOOKS)
+        # at kinks a step promises more than it brings, but not that much
+        missing = ~again & (gain > 0.25)
+        some.error = torch.where(missing, 0.5 * gain, some.error)
+        some.status = some.status.masked_fill(missing, Status.UNRESOLVED)
+        damping = torch.full_like(some.damping, START_DAMPING)
+        begun = replace(some, nodes=nodes, damping=damping, num_looks=some.num_looks + 1)
+        ended = [part for part in (rest, take(some, ~again)) if part.index.numel()]
+        return join(ended) if ended else take(some, slice(0)), [((_CHORDS, level), take(begun, again))]
 
-    def _beyond(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Where paths go on, and the share of their energy that they have to gain: by a Newton step, or beside a
-        saddle."""
-        every, constants = torch.ones(len(nodes), dtype=torch.bool), nodes.new_empty(len(nodes), 0)
-        model = self.chords.expand(nodes, every)
-        hessian = model.diagonal + model.curvature
-        step, positive = solve_tridiagonal(hessian, model.upper, -model.gradient)
-        gain = (-0.5 * (step * model.gradient).sum((1, 2)) / model.energy).cpu()
-        positive = positive.cpu()
-        if not positive.all():
-            saddles = beside((~positive).nonzero()[:, 0], nodes)
-            beyond, less = escape(self.chords, nodes[saddles], constants[saddles], take(model, saddles))
-            # how far it is down from a saddle a small step does not tell
-            less = torch.where(less > 0, torch.inf, less)
-            nodes, gain = nodes.index_copy(0, saddles, beyond), gain.masked_scatter(~positive, less)
-        return nodes, gain
+    def _beyond(self, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Where paths go on; the share of their energy that a Newton step has to gain; and which are at a saddle."""
+        gain, model = self._decrement(nodes, exact=True)
+        saddle = gain.isnan()
+        if saddle.any():
+            at = beside(saddle.nonzero()[:, 0], nodes)
+            beyond, less = escape(self.chords, nodes[at], nodes.new_empty(len(at), 0), take(model, at))
+            gain = gain.masked_scatter(saddle, self._decrement(nodes[at], exact=False)[0].nan_to_num(0.0))
+            nodes, saddle = nodes.index_copy(0, at, beyond), saddle.masked_scatter(saddle, less > 0)
+        return nodes, gain, saddle
+
+    def _decrement(self, nodes: Tensor, *, exact: bool) -> tuple[Tensor, Expansion]:
+        """What a step without damping would gain, NaN where the Hessian is not positive definite; and the expansion."""
+        model = self.chords.expand(nodes, torch.full((len(nodes),), exact))
+        step, positive = solve_tridiagonal(model.diagonal + model.curvature, model.upper, -model.gradient)
+        gain = -0.5 * (step * model.gradient).sum((1, 2)) / model.energy
+        return torch.where(positive, gain, torch.nan).cpu(), model
 
     def _minimum(self, paths: Paths) -> Descent:
         """The minima of a level, solved to some of the error of the last."""
         least = self.plan.solve_rtol
         rtol = (_SHARE * paths.error).nan_to_num(_FIRST_RTOL).clamp(least, max(least, _FIRST_RTOL))
-        minimizer = Minimizer(self.plan.steps(paths.nodes.shape[1] - 1))
+        # paths that are looked at again have converged before
+        steps = COARSE_STEPS if paths.num_looks.all() else self.plan.steps(paths.nodes.shape[1] - 1)
+        minimizer = Minimizer(min(steps, self.plan.max_steps))
         return minimizer.run(self.chords, paths.nodes, paths.damping, rtol, certified=paths.certified)
 
     def _piece_level(self, paths: Paths) -> LevelResult:
