@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import threading
 
 import numpy as np
@@ -424,6 +425,27 @@ def test_second_derivatives_of_rewritten_operations_are_right(name):
     (gradient,) = torch.autograd.grad((tangent(leaf := x.clone().requires_grad_()) * weight).sum(), leaf)
     torch.testing.assert_close((gradient * u).sum(), (slope * weight).sum(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(torch.func.jvp(tangent, (x,), (u,))[1], slope, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sums with numbers", "sums with tensors", "products with numbers", "a number over"])
+def test_constants_cost_no_detour_in_forward_mode(name):
+    """torch computes the tangent of a constant, which is zero, by programs in Python: none of these runs."""
+    f = {**OPERATIONS, "a number over": lambda x: 1 / (3 + x.cos()) + 2.0 / x.exp()}[name]
+    x, v = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    detours = []
+
+    def watch(frame, event, _argument) -> None:
+        if event == "call" and re.search(r"torch/_(refs|prims|decomp)", frame.f_code.co_filename):
+            detours.append(frame.f_code.co_name)
+
+    directional(lambda y: (f(y),), x, v[None])  # the first time torch imports them
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        directional(lambda y: (f(y),), x, v[None])
+    finally:
+        sys.setprofile(before)
+    assert not detours
 
 
 def test_decoding_leaves_no_hooks_behind():

@@ -33,6 +33,8 @@ from torch.distributions import (
 import pullback as pb
 from continuous import CASES, EULER, F64, Z, curved, length, low_rank, parameter, student
 from laws import Case, check_embedding, check_frame, check_kl_hessian, check_promises, check_score_covariance
+from pullback._autodiff.torch_internals import is_wrapped
+from pullback._families import positive
 
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 embedded = pytest.mark.parametrize("case", [case for case in CASES if case.embedded], ids=str)
@@ -105,6 +107,22 @@ def test_twice_differentiable(case: Case) -> None:
     second_fd = (along(z + h * direction) - along(z - h * direction)) / (2 * h)
     torch.testing.assert_close((along(z) * direction).sum(), first_fd, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(second, second_fd, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.name in ("Gamma", "InverseGamma", "Chi2", "Beta", "Dirichlet")], ids=str
+)
+def test_special_functions_are_evaluated_at_parameters_and_never_along_tangents(case, monkeypatch) -> None:
+    """What is decoded has Jacobians of its coordinates alone: those of the embedding are closed forms of them."""
+    seen = []
+    for name in ("digamma_excess", "trigamma_excess"):
+        own = getattr(positive, name)
+        monkeypatch.setattr(positive, name, lambda x, f=own: (seen.append(is_wrapped(x)), f(x))[1])
+    frame = pb.FisherRaoMetric(case.decoder).frame_at(case.z, origin=case.z[:1])
+    frame.hessians([torch.randn_like(x) for x in frame.values])
+    assert frame.tangents[0].shape[0] == case.z.shape[-1]
+    assert len(seen) >= 2
+    assert not any(seen)
 
 
 @cases

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -164,5 +165,74 @@ def test_priors_that_are_none_get_a_sentence(prior, error, sentence):
 
 def test_a_prior_of_another_dimension_gets_a_sentence():
     metric = pb.FisherRaoMetric(pb.WithPrior(lambda z: Normal(z, 1.0), torch.eye(3)))
-    with pytest.raises(ValueError, match="The prior has 3 dimensions, but the codes have 2"):
+    with pytest.raises(ValueError, match=r"^The prior has 3 dimensions, but the codes have 2"):
         metric.tensor(torch.zeros(2))
+
+
+def test_arrays_and_lists_are_precision_matrices():
+    decoder, z = FAMILIES["Bernoulli"](network()), torch.randn(3, D, dtype=F64)
+    expected = pb.FisherRaoMetric(pb.WithPrior(decoder, precision())).tensor(z)
+    for prior in (precision().numpy(), precision().tolist()):
+        torch.testing.assert_close(pb.FisherRaoMetric(pb.WithPrior(decoder, prior)).tensor(z), expected)
+    whole = pb.WithPrior(decoder, 4 * np.eye(D, dtype=int)).root
+    torch.testing.assert_close(whole, 2 * torch.eye(D))
+
+
+# --- what wraps a decoder says what the decoder would say, and decodes what it decodes ---
+
+
+SUPPORT = pb.Support.fit(torch.randn(60, D, dtype=F64, generator=torch.Generator().manual_seed(0)))
+WRAPPERS = {
+    "WithPrior": pb.WithPrior,
+    "Extrapolated": lambda decoder: pb.Extrapolated(decoder, SUPPORT, strength=1.0),
+    "WithReading": lambda decoder: pb.WithReading(decoder, lambda z, _: z[..., 0]),
+    "Reweighted": lambda decoder: pb.Reweighted(decoder, SUPPORT),
+}
+wrappers = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+
+
+@wrappers
+@pytest.mark.parametrize(
+    ("likelihood", "sentence"),
+    [
+        (lambda h: h, "^The decoder returned a tensor, not a distribution.*as_decoder"),
+        (lambda h: Bernoulli(logits=h.mean(0)), r"^The decoder was given codes of shape .* batch shape \(12,\)"),
+    ],
+)
+def test_mistakes_of_the_decoder_get_its_own_sentence(wrap, likelihood, sentence):
+    net = network()
+    with pytest.raises(pb.DecoderError, match=sentence):
+        pb.FisherRaoMetric(wrap(lambda z: likelihood(net(z)))).tensor(torch.zeros(4, D, dtype=F64))
+
+
+@pytest.mark.parametrize("wrapper", [pb.Extrapolated, pb.Reweighted])
+def test_codes_in_the_place_of_a_support_get_a_sentence(wrapper):
+    with pytest.raises(TypeError, match=r"support must be made by pullback.Support.fit\(codes\); got Tensor"):
+        wrapper(FAMILIES["Bernoulli"](network()), torch.zeros(4, D))
+
+
+FLAT = {
+    "Bernoulli": lambda h: Bernoulli(logits=h),
+    "Independent": lambda h: Independent(Normal(h, 0.1), 1),
+    "matrix": lambda h: MultivariateNormal(h, scale_tril=torch.eye(12, dtype=F64)),
+    "parts": lambda h: pb.Product(Poisson(h.exp()), Independent(Normal(h[:, :2], h[:, 2:4].exp()), 1)),
+}
+
+
+# matrices have no rule to blend
+PAIRS = [(wrapper, family) for wrapper in WRAPPERS for family in FLAT if (wrapper, family) != ("Reweighted", "matrix")]
+
+
+@pytest.mark.parametrize(("wrapper", "family"), PAIRS)
+@pytest.mark.parametrize("batch", [(), (1,), (12,), (3, 4), (2, 1, 3), (1, 1)])
+def test_models_of_flat_codes_decode_codes_of_every_batch_shape(wrapper, family, batch):
+    """Also where there are as many codes as features."""
+    model = nn.Sequential(nn.Linear(D, 12), nn.BatchNorm1d(12), nn.Tanh()).double().eval().requires_grad_(False)
+    decoder = WRAPPERS[wrapper](lambda z: FLAT[family](model(z)))
+    z = torch.randn(*batch, D, dtype=F64)
+    p, flat = decoder(z), decoder(z.reshape(-1, D))
+    assert p.batch_shape == batch + flat.batch_shape[1:]
+    for parts, others in ((p.mean, flat.mean), (p.variance, flat.variance)):
+        pairs = zip(parts, others, strict=True) if isinstance(parts, tuple) else [(parts, others)]
+        for part, other in pairs:
+            torch.testing.assert_close(part, other.reshape(batch + other.shape[1:]))

@@ -14,10 +14,11 @@ import scipy.special as sp
 import scipy.stats
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pullback._numerics.special import (
-    _dispersion_integral,
     _dispersion_series,
+    _dispersion_steps,
     artanh_root_sigmoid,
     dispersion_information,
     langevin,
@@ -222,16 +223,53 @@ def test_dispersion_information_near_the_poisson_limit(r, mean):
 
 
 def test_the_two_forms_of_the_dispersion_information_meet():
-    r = torch.tensor([0.01, 0.5, 3.0, 12.0, 12.0, 12.0], dtype=F64)
-    probs = torch.tensor([0.6, 0.6, 0.6, 0.6, 0.9, 0.9999], dtype=F64)
-    logits = torch.logit(probs)
-    close(_dispersion_series(r, probs), _dispersion_integral(r, logits), rtol=1e-11)
+    """The series alone, whose terms fall by π, and the series after steps: also beside and at the poles of the sums."""
+    r = torch.tensor([0.01, 0.5, 1.0, 1 + 1e-9, 2.5, 3.0, 11.9], dtype=F64)[:, None]
+    logits = torch.tensor([0.0, 1e-6, 0.02, 0.05], dtype=F64)
+    r, logits = torch.broadcast_tensors(r, logits)
+    shifted = _dispersion_series(r + 12, torch.sigmoid(logits)) + _dispersion_steps(r, logits)
+    close(shifted, _dispersion_series(r, torch.sigmoid(logits)), rtol=2e-11)
+
+
+def test_dispersion_information_of_a_mean_without_bound_is_a_trigamma_function():
+    r = torch.tensor([0.3, 1.0, 2.0, 7.7], dtype=F64)
+    for logits in (200.0, 1500.0):
+        close(
+            dispersion_information(r, torch.full_like(r, logits)),
+            sp.polygamma(1, r.numpy()) - 1 / r.numpy(),
+            rtol=1e-11,
+        )
 
 
 def test_dispersion_information_is_differentiable():
-    r = torch.tensor([0.3, 2.0, 30.0], dtype=F64, requires_grad=True)
-    logits = torch.tensor([2.0, -1.0, 0.5], dtype=F64, requires_grad=True)
+    r = torch.tensor([0.3, 2.0, 30.0, 2.0, 4.4], dtype=F64, requires_grad=True)
+    logits = torch.tensor([2.0, -1.0, 0.5, 3.0, 9.0], dtype=F64, requires_grad=True)
     assert torch.autograd.gradcheck(dispersion_information, (r, logits))
+    assert torch.autograd.gradgradcheck(dispersion_information, (r, logits))
+    close(dispersion_information(r, logits, sort=True), dispersion_information(r, logits), rtol=1e-15)
+    inside = torch.func.jvp(dispersion_information, (r, logits), (torch.ones_like(r), torch.zeros_like(r)))
+    close(inside[0], dispersion_information(r, logits), rtol=1e-14)
+    close(inside[1], torch.autograd.grad(dispersion_information(r, logits).sum(), r)[0], rtol=1e-12)
+
+
+def test_dispersion_information_takes_few_operations():
+    """Of as many elements as there are; the steps are taken by those alone that need them."""
+
+    class Counter(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            self.elements += out.numel() if isinstance(out, Tensor) else 0
+            return out
+
+    r, counts = torch.full((1000,), 2.0, dtype=F64), []
+    for logits in (-1.0, 1.0):
+        with Counter() as counter:
+            dispersion_information(r, torch.full_like(r, logits), sort=True)
+        counts.append(counter.elements / len(r))
+    assert counts[0] < 200
+    assert counts[1] < 600
 
 
 def test_artanh_root_sigmoid():

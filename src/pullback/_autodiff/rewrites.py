@@ -130,6 +130,8 @@ _REWRITES: dict[Callable[..., Any], Callable[..., Any]] = {
     **{f: _binary(f, lambda u, _: u, lambda _x, _y, v: -v) for f in (torch.sub, Tensor.sub)},
     **{f: _binary(f, torch.mul, lambda x, _, v: x * v) for f in (torch.mul, Tensor.mul)},
     **{f: _binary(f, torch.div, lambda x, y, v: -x / y**2 * v) for f in (torch.div, Tensor.div)},
+    # 1 / x, which torch takes for the product of a number and a reciprocal
+    **dict.fromkeys((Tensor.__rdiv__,), lambda x, a: _REWRITES[torch.mul](x.reciprocal(), a)),
 }
 
 

@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 from pullback._decoders.contract import Decoder
 from pullback._decoders.pullback import pulled_back
 from pullback._decoders.reading import WithChannel
-from pullback._decoders.support import Support
+from pullback._decoders.support import Support, check_support
 from pullback._families.rules import fisher
 from pullback._options import check_options
 from pullback._progress import progress
@@ -62,7 +62,7 @@ class Extrapolated(WithChannel):
     def __init__(self, decoder: Decoder, support: Support, *, strength: float | None = None):
         super().__init__(decoder)
         check_options(strength=strength)
-        self.support = support.matching(decoder)
+        self.support = check_support(support).matching(decoder)
         self.register_buffer("strength", self.support.scale.new_tensor(strength or 0.0))
         if strength is None:
             self.calibrate()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from pullback._autodiff.torch_internals import batch_norms, differentiable_kerne
 from pullback._decoders.networks import memory, networks
 from pullback._families.composite import leaves
 from pullback._families.rules import fixed_parameter
-from pullback._families.score import tensors_in
+from pullback._families.score import in_batch, tensors_in
 
 Decoder = Callable[[Tensor], Distribution]
 
@@ -126,6 +127,15 @@ def called(decoder: Decoder, z: Tensor) -> Distribution:
     return p
 
 
+def decoded(decoder: Decoder, z: Tensor) -> Distribution:
+    """What a decoder, which takes codes ``(N, d)``, makes of codes ``(*batch, d)``."""
+    if z.ndim == 2:
+        return decoder(z)
+    rows = z.reshape(-1, z.shape[-1])
+    check_output(p := decoder(rows), rows)
+    return in_batch(p, decoder(rows[:1] if len(rows) > 1 else rows.expand(2, -1)), z.shape[:-1])
+
+
 def check_callable(decoder: object) -> None:
     """Raises if what stands in the place of a decoder cannot be called."""
     name = type(decoder).__name__
@@ -159,10 +169,11 @@ def check_output(p: object, z: Tensor) -> None:
             "of another library use pullback.as_decoder(model, family=torch.distributions.Normal), with the "
             "likelihood it was trained with."
         )
-    if p.batch_shape[:1] != z.shape[:1]:
+    batch = z.shape[:-1]
+    if p.batch_shape[: len(batch)] != batch:
         raise DecoderError(
             f"The decoder was given codes of shape {tuple(z.shape)} and returned a distribution with batch shape "
-            f"{tuple(p.batch_shape)}, which must start with ({len(z)},). Keep the first dimension of z: do not "
+            f"{tuple(p.batch_shape)}, which must start with {tuple(batch)}. Keep the first dimension of z: do not "
             "squeeze, and use flatten(1) or view(len(z), -1)."
         )
 
@@ -194,6 +205,8 @@ def _look(decoder: Decoder, codes: Tensor) -> Facts:
         except (torch.OutOfMemoryError, NotImplementedError, DecoderError):
             raise
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            if _is_ours(error):
+                raise
             raise DecoderError(_refused_codes(decoder, codes, _first_line(error))) from error
         again = _tensors(called(decoder, codes))
         if len(together) != len(again) or not all(map(_close, together, again)):
@@ -232,6 +245,12 @@ def _watched(decoder: Decoder) -> Iterator[weakref.WeakSet[nn.Module]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether this library refused something: then the sentence says already what to do."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, (TypeError, ValueError)) and frame.f_globals["__name__"].startswith("pullback.")
 
 
 def _refused_codes(model: object, z: Tensor, reason: str) -> str:

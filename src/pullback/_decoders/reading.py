@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 
-from pullback._decoders.contract import Decoder, DecoderError, observed
-from pullback._decoders.probe import check_callable, check_output
+from pullback._decoders.contract import Decoder, DecoderError, observed, real_numbers
+from pullback._decoders.probe import check_callable, check_output, decoded
 from pullback._decoders.support import Support
 from pullback._families.location_scale import UnitNormal
 from pullback._families.product import Product
-from pullback._typing import Float
+from pullback._typing import Array, Float
 
 
 class WithChannel(nn.Module, abc.ABC):
@@ -40,11 +40,12 @@ class WithChannel(nn.Module, abc.ABC):
 
     def forward(self, z: Float[Tensor, "*batch d"]) -> Distribution:
         """The distribution p(x|z) of the data, as the wrapped decoder gives it."""
-        return self.decoder(z)
+        return decoded(self.decoder, z)
 
     def observed(self, z: Float[Tensor, "*batch d"]) -> Distribution:
         """What the geometry sees: what it saw before and, independent of it, the `channel`."""
         seen = observed(self.decoder)(z)
+        check_output(seen, z)
         mean = self._mean(z, None if hasattr(self.decoder, "observed") else seen)
         return Product(seen, Independent(UnitNormal(mean), 1, validate_args=False), validate_args=False)
 
@@ -82,7 +83,7 @@ class WithPrior(WithChannel):
 
     root: Tensor | None
 
-    def __init__(self, decoder: Decoder, prior: Distribution | Float[Tensor, "d d"] | None = None):
+    def __init__(self, decoder: Decoder, prior: Distribution | Float[Tensor, "d d"] | Array | None = None):
         super().__init__(decoder)
         self.register_buffer("root", None if prior is None else _root(prior))
 
@@ -113,12 +114,14 @@ def _root(prior: Any) -> Tensor:
         precision = torch.diag_embed(prior.scale**-2)
     else:
         precision = prior.precision_matrix if isinstance(prior, MultivariateNormal) else prior
-    if not isinstance(precision, Tensor):
+    if isinstance(precision, Distribution):
         raise TypeError(
             f"The information of a {type(prior).__name__} prior is not one positive semi-definite matrix: the "
             "log-density of a mixture or a flow is not concave everywhere. Give a Normal or a MultivariateNormal, or a "
             "precision matrix of your choice, such as torch.cov(codes.T).inverse()."
         )
+    # numbers of any type as floating-point ones
+    precision = 1.0 * (precision if isinstance(precision, Tensor) else real_numbers(precision, "A precision matrix"))
     if precision.ndim != 2 or precision.shape[0] != precision.shape[1]:
         raise ValueError(
             f"A precision matrix has the shape (d, d), got {tuple(precision.shape)}. Pass one matrix for all codes."

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pullback._decoders.contract import Decoder, decode
-from pullback._decoders.support import Support
+from pullback._decoders.probe import decoded
+from pullback._decoders.support import Support, check_support
 from pullback._families.fading import unsqueezed
 from pullback._families.rules import blend, most_uncertain
 from pullback._numerics.special import inverse_softplus
@@ -61,7 +62,7 @@ class Reweighted(nn.Module):
         if beta is not None and not math.isfinite(beta):
             raise ValueError(f"beta must be a finite number, or None to take it from the support; got {beta}.")
         self.decoder = decoder
-        self.support = support = support.matching(decoder)
+        self.support = support = check_support(support).matching(decoder)
         self.target = target
         self.smooth = smooth
         width = torch.maximum(support.border, support.scale.square()) / _SHIFT
@@ -71,7 +72,7 @@ class Reweighted(nn.Module):
 
     def forward(self, z: Float[Tensor, "*batch d"]) -> Distribution:
         """The blended distribution of the data."""
-        return self._faded(self.decoder(z), z)
+        return self._faded(decoded(self.decoder, z), z)
 
     def slider(self, z: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:
         r"""s(z): :math:`\mathrm{sigmoid}(-7) \approx 10^{-3}` at the centers of the support, 1 far from them."""

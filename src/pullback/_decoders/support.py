@@ -148,6 +148,13 @@ class Support(nn.Module):
         return self.distance2(z) <= self.border
 
 
+def check_support(support: Support) -> Support:
+    """Raises if something else, such as a set of codes, stands in its place."""
+    if isinstance(support, Support):
+        return support
+    raise TypeError(f"support must be made by pullback.Support.fit(codes); got {type(support).__name__}.")
+
+
 def squared_distances(z: Float[Tensor, "*batch d"], points: Float[Tensor, "k d"]) -> Float[Tensor, "*batch k"]:
     r""":math:`|z - c_j|^2` in one matrix product, which loses digits where \|z| is much larger than the distances."""
     return z.square().sum(-1, keepdim=True) - nn.functional.linear(z, 2 * points, -points.square().sum(-1))

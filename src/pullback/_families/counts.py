@@ -200,7 +200,8 @@ def _negative_binomial_root(eta: Tensor, u: Tensor) -> Tensor:
     # Known to vanish with all its derivatives: not while a transform or autograd is looking.
     if not (is_wrapped(dr) or (dr.requires_grad and torch.is_grad_enabled()) or dr.any()):
         return mean[..., None]
-    return torch.stack([mean, special.dispersion_information(r, logits).sqrt() * dr], -1)
+    weight = special.dispersion_information(r, logits, sort=not (is_wrapped(r) or is_wrapped(logits)))
+    return torch.stack([mean, weight.sqrt() * dr], -1)
 
 
 @rules.embed.register

@@ -21,9 +21,9 @@ from torch.distributions import Beta, Dirichlet, Exponential, ExponentialFamily,
 from pullback._autodiff.rewrites import Rewritten
 from pullback._autodiff.torch_internals import exponential_family, forward_mode
 from pullback._families.fading import FLAT, SAME, SLOW, WIDE, fades, times
-from pullback._families.information import Information
+from pullback._families.information import Information, Maps, planar
 from pullback._families.location_scale import half_line
-from pullback._families.rules import Dual, embed, fisher, log_affinity, natural_and_mean, no_affinity, positive_kl
+from pullback._families.rules import Dual, fisher, log_affinity, natural_and_mean, no_affinity, positive_kl
 from pullback._numerics.special import digamma, digamma_excess, excess, log_gamma, log_ratio, trigamma_excess
 
 fades(Exponential, rate=SLOW)
@@ -54,22 +54,34 @@ def _(p: Gamma | InverseGamma) -> Information:
         mean = shape.sqrt() * (dlog_shape - dlog_rate)
         return torch.stack([mean, trigamma_excess(shape).sqrt() * dlog_shape], -1)
 
-    return Information(torch.stack([p.concentration, p.rate], -1), root=root)
+    return Information(planar([p.concentration, p.rate]), root=root, pair=Maps(_gamma_pair, _gamma_push))
 
 
-@embed.register
-def _(p: Gamma | InverseGamma, origin: Gamma | InverseGamma | None = None) -> Dual:
+def _relative_mean(eta: Tensor, eta0: Tensor | None) -> tuple[Tensor, Tensor]:
+    """log m and m - 1, with m = α/β relative to the origin's."""
+    ratio = log_ratio(eta, torch.ones_like(eta) if eta0 is None else eta0)
+    log_mean = ratio[..., 0] - ratio[..., 1]
+    return log_mean, torch.expm1(log_mean)
+
+
+def _gamma_pair(eta: Tensor, eta0: Tensor | None) -> Dual:
     r"""φ = (α, α(1 - 1/m)), ψ = (f(α) + log m - (m - 1), m - 1), m = α/β relative to the origin's.
 
     A linear image of the natural parameters (α, -β) and the inverse one of the mean parameters (ψ(α) - log β, α/β).
     """
-    shape, rate = p.concentration, p.rate
-    shape0, rate0 = (torch.ones_like(shape),) * 2 if origin is None else (origin.concentration, origin.rate)
-    log_mean = log_ratio(shape, shape0) - log_ratio(rate, rate0)
-    mean = torch.expm1(log_mean)
-    phi = [shape, -shape * torch.expm1(-log_mean)]
+    shape, (log_mean, mean) = eta[..., 0], _relative_mean(eta, eta0)
     psi = [digamma_excess(shape) + (log_mean - mean), mean]
-    return torch.stack(torch.broadcast_tensors(*phi), -1), torch.stack(torch.broadcast_tensors(*psi), -1)
+    return planar([shape, -shape * torch.expm1(-log_mean)]), planar(psi)
+
+
+def _gamma_push(eta: Tensor, eta0: Tensor | None, u: Tensor) -> Dual:
+    """With α/m = β α₀/β₀ the second of φ is linear, too."""
+    shape, (dshape, drate) = eta[..., 0], u.unbind(-1)
+    scale0 = 1.0 if eta0 is None else eta0[..., 0] / eta0[..., 1]
+    dlog_shape, mean = dshape / shape, _relative_mean(eta, eta0)[1]
+    dlog_mean = dlog_shape - drate / eta[..., 1]
+    psi = [trigamma_excess(shape) / shape * dlog_shape - mean * dlog_mean, (1 + mean) * dlog_mean]
+    return planar([dshape, dshape - scale0 * drate]), planar(psi)
 
 
 @natural_and_mean.register
@@ -112,13 +124,13 @@ def _gap(theta: Tensor, other: Tensor, alpha: float, log_normalizer: Callable[[T
 
 def _alpha(p: Dirichlet | Beta) -> Tensor:
     """A Beta variable is the first of a Dirichlet of two categories."""
-    return p.concentration if isinstance(p, Dirichlet) else torch.stack([p.concentration1, p.concentration0], -1)
+    return p.concentration if isinstance(p, Dirichlet) else planar([p.concentration1, p.concentration0])
 
 
 @fisher.register
 def _(p: Dirichlet | Beta) -> Information:
     r"""Coordinates α (Beta: ``concentration1``, ``concentration0``): I = diag(ψ₁(α_i)) - ψ₁(α₀) 11ᵀ, α₀ = Σ α_i."""
-    return Information(_alpha(p), root=_dirichlet_root)
+    return Information(_alpha(p), root=_dirichlet_root, pair=Maps(_dirichlet_pair, _dirichlet_push))
 
 
 def _dirichlet_root(alpha: Tensor, u: Tensor) -> Tensor:
@@ -137,25 +149,34 @@ def _dirichlet_root(alpha: Tensor, u: Tensor) -> Tensor:
     return torch.cat([y - direction * along, shrunk * along], -1)
 
 
-@embed.register
-def _(p: Dirichlet | Beta, origin: Dirichlet | Beta | None = None) -> Dual:
+def _relative_shares(alpha: Tensor, alpha0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """π⁰, log π/π⁰ and π/π⁰ - 1."""
+    alpha0 = torch.ones_like(alpha) if alpha0 is None else alpha0
+    total, total0 = alpha.sum(-1, keepdim=True), alpha0.sum(-1, keepdim=True)
+    log_share = log_ratio(alpha, alpha0) - log_ratio(total, total0)
+    return alpha0 / total0, log_share, torch.expm1(log_share)
+
+
+def _dirichlet_pair(alpha: Tensor, alpha0: Tensor | None) -> Dual:
     r"""φ = (α_i, α₀(π_i - π⁰_i), α₀), ψ = (f(α_i), log π_i/π⁰_i, -f(α₀) - KL(π⁰, π)), π = α/α₀.
 
     The natural parameters α and the mean ones ψ(α_i) - ψ(α₀) = f(α_i) - f(α₀) + log π_i; the part of Δα_i that leaves
     π⁰ fixed is collected in α₀, where it meets a term of second order. Without that, steps along α would drown in the
     rounding of log π for large α.
     """
-    alpha = _alpha(p)
-    alpha0 = torch.ones_like(alpha) if origin is None else _alpha(origin)
-    total, total0 = alpha.sum(-1, keepdim=True), alpha0.sum(-1, keepdim=True)
-    log_share = log_ratio(alpha, alpha0) - log_ratio(total, total0)
-    share0, change = alpha0 / total0, torch.expm1(log_share)
+    total, (share0, log_share, change) = alpha.sum(-1, keepdim=True), _relative_shares(alpha, alpha0)
     divergence = (share0 * (change - log_share)).sum(-1, keepdim=True)
-    phi = [alpha, total * share0 * change, total]
-    psi = [digamma_excess(alpha), log_share, -digamma_excess(total) - divergence]
-    batch = log_share.shape[:-1]
-    first, second = ([part.expand(*batch, part.shape[-1]) for part in parts] for parts in (phi, psi))
-    return torch.cat(first, -1), torch.cat(second, -1)
+    psi = torch.cat([digamma_excess(alpha), log_share, -digamma_excess(total) - divergence], -1)
+    return torch.cat([alpha, total * share0 * change, total], -1), psi
+
+
+def _dirichlet_push(alpha: Tensor, alpha0: Tensor | None, u: Tensor) -> Dual:
+    total, along = alpha.sum(-1, keepdim=True), u.sum(-1, keepdim=True)
+    share0, _, change = _relative_shares(alpha, alpha0)
+    slopes = [trigamma_excess(x) / x**2 for x in (alpha, total)]
+    dlog_share = u / alpha - along / total
+    last = -slopes[1] * along - (share0 * change * dlog_share).sum(-1, keepdim=True)
+    return torch.cat([u, u - share0 * along, along], -1), torch.cat([slopes[0] * u, dlog_share, last], -1)
 
 
 @natural_and_mean.register

@@ -105,26 +105,33 @@ def tensors_in(thing: Any) -> list[Tensor]:
     return found
 
 
-def _mapped(thing: Any, change: Callable[[Tensor], Tensor], dropped: Size | None = None) -> Any:
-    """A copy of `thing` with its tensors changed and the leading batch dimensions `dropped`."""
+def in_batch(p: Distribution, other: Distribution, batch: Size) -> Distribution:
+    """A distribution of N rows as one of batch shape ``(*batch, ...)``; `other`, of another number of rows, tells which
+    tensors have a row for each."""
+    moving = {id(x) for x, y in zip(tensors_in(p), tensors_in(other), strict=True) if x.shape != y.shape}
+    return _mapped(p, lambda t: t.reshape(batch + t.shape[1:]) if id(t) in moving else t, p.batch_shape[:1], batch)
+
+
+def _mapped(thing: Any, change: Callable[[Tensor], Tensor], dropped: Size | None = None, put: Any = ()) -> Any:
+    """A copy of `thing` with its tensors changed, and others `put` for the leading batch dimensions `dropped`."""
     if isinstance(thing, Tensor):
         return change(thing)
     if isinstance(thing, torch_internals.inverse_transform):
-        return _mapped(thing.inv, change, dropped).inv
+        return _mapped(thing.inv, change, dropped, put).inv
     if isinstance(thing, (Distribution, Transform)):
         other = copy.copy(thing)
         own = {k: v for k, v in vars(other).items() if k not in torch_internals.transform_caches}
-        vars(other).update({name: _mapped(value, change, dropped) for name, value in own.items()})
+        vars(other).update({name: _mapped(value, change, dropped, put) for name, value in own.items()})
         if isinstance(other, Transform):
             vars(other).update(torch_internals.transform_caches)
         elif dropped is not None:
             batch, n = other.batch_shape, len(dropped)
             # Nothing is checked any more: samples on the border of the support are samples.
-            torch_internals.set_batch_shape(other, batch[n:] if batch[:n] == dropped else batch)
+            torch_internals.set_batch_shape(other, Size(put) + batch[n:] if batch[:n] == dropped else batch)
         return other
     if isinstance(thing, (list, tuple)) and not isinstance(thing, Size):
         make = getattr(thing, "_make", type(thing))  # of a named tuple, or of any other
-        return make(_mapped(part, change, dropped) for part in thing)
+        return make(_mapped(part, change, dropped, put) for part in thing)
     if isinstance(thing, dict):
-        return {key: _mapped(value, change, dropped) for key, value in thing.items()}
+        return {key: _mapped(value, change, dropped, put) for key, value in thing.items()}
     return thing

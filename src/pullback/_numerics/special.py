@@ -172,48 +172,75 @@ def artanh_root_sigmoid(x: Tensor) -> Tensor:
     return 2 * torch.log1p(torch.exp(0.5 * logsigmoid(x))) - logsigmoid(-x)
 
 
-# With these the two routes meet to 1e-11: test_the_two_forms_of_the_dispersion_information_meet.
-_SERIES_TERMS = 60
-_STEP = 0.6
-_NODES = np.arange(-15, 45, _STEP).tolist()
+# From 0 upwards a logit needs shifts of r to here; the series is then exact to 1e-11, and below 0 without them:
+# test_the_two_forms_of_the_dispersion_information_meet.
+_LARGE, _SERIES_TERMS = 12, 36
+# 1 / (1 + t) for t from 0 to 1 as a polynomial, to 2e-13; no coefficient is above 1.
+_LOGISTIC = np.polynomial.Chebyshev.interpolate(lambda t: 1 / (1 + t), 16, domain=[0, 1]).convert(kind=Polynomial).coef
 
 
-def dispersion_information(r: Tensor, logits: Tensor) -> Tensor:
+def dispersion_information(r: Tensor, logits: Tensor, *, sort: bool = False) -> Tensor:
     r"""Information of the negative binomial law about its total count *r*, the mean :math:`\mu` held fixed.
 
     With :math:`\pi = \sigma(\mathrm{logits}) = \mu / (r + \mu)` it is Fisher's positive series (*The negative binomial
     distribution*, 1941), and an integral:
 
     .. math::
-        \psi_1(r) - E\,\psi_1(r + X) - \frac{\pi}{r} = \sum_{j \ge 2} \frac{\pi^j}{j} B(j, r)
+        J(r) = \psi_1(r) - E\,\psi_1(r + X) - \frac{\pi}{r} = \sum_{j \ge 2} \frac{\pi^j}{j} B(j, r)
         = \int_0^\infty e^{-rs}\, \frac{-\log(1 - \pi y) - \pi y}{y}\, ds, \qquad y = 1 - e^{-s}.
 
     Neither subtracts: the left-hand side cancels to all digits near the Poisson limit. The series converges fast for
-    :math:`\pi < 0.6` or :math:`r > 12`; the integral, by the trapezoidal rule in ``v`` with ``s = softplus(v) / (1 +
-    r)``, elsewhere.
+    :math:`\pi < \tfrac12` or :math:`r > 12`. Elsewhere *r* is shifted there, by
+
+    .. math::
+        J(r) = \frac{H(r)}{r} + J(r + 1), \qquad H(r + 1) = \frac{\pi}{(r + 1)(r + 2)} - e^{-\mathrm{logits}} H(r),
+        \qquad H(r) = \int_0^\infty e^{-rs} \sigma(\mathrm{logits} - s)\, ds - \frac{\pi}{r + 1}.
+
+    In double precision whatever the dtype, because H is a difference. With `sort` elements that need no shift are left
+    out of it, which `torch.vmap` cannot do.
     """
-    series = _dispersion_series(r, torch.sigmoid(logits))
-    return torch.where((logits < math.log(1.5)) | (r > 12), series, _dispersion_integral(r, logits))
+    dtype, r, logits = r.dtype, r.double(), logits.double()
+    probs, shifted = torch.sigmoid(logits), (logits > 0) & (r > 0) & (r < _LARGE)
+    series = _dispersion_series(torch.where(shifted, r + _LARGE, r), probs)
+    if sort:
+        r, logits = torch.broadcast_tensors(r, logits)
+        steps = torch.zeros_like(series).masked_scatter(shifted, _dispersion_steps(r[shifted], logits[shifted]))
+    else:
+        steps = _dispersion_steps(torch.where(shifted, r, 1.0), torch.where(shifted, logits, 0.0))
+        steps = torch.where(shifted, steps, 0.0)
+    return (series + steps).to(dtype)
 
 
 def _dispersion_series(r: Tensor, probs: Tensor) -> Tensor:
-    total, term = torch.zeros_like(probs), probs / r
-    for j in range(1, _SERIES_TERMS):
-        term = term * probs * (j / (j + r))
-        total = total + term / (j + 1)
+    total = _affine(probs, 0, 1 / _SERIES_TERMS)
+    for j in range(_SERIES_TERMS - 1, 1, -1):
+        total = _affine(probs / _affine(r, 1 / j, 1) * total, 1, 1 / j)
+    return probs * (probs / r) * total / (r + 1)
+
+
+def _dispersion_steps(r: Tensor, logits: Tensor) -> Tensor:
+    """J(r) - J(r + 12) for r < 12 and logits >= 0, on either side of which the integral is an exponential sum."""
+    logits = logits.clamp_max(1e3)
+    probs, ratio, decay = torch.sigmoid(logits), torch.exp(-logits), torch.exp(-r * logits)
+    inverse = [_affine(r, 1, j).reciprocal() for j in range(len(_LOGISTIC) + 1)]
+    # the term of a pole near r is a difference quotient
+    nearest = r.detach().round()
+    z = (r - nearest) * logits
+    small = z.abs() < 0.5
+    series = horner([(-1) ** n / math.factorial(n + 1) for n in range(14)], torch.where(small, z, 0.0))
+    away = torch.where(small, 1.0, z)
+    quotient = logits * torch.where(small, series, -torch.expm1(-away) / away)
+    weight = torch.as_tensor(_LOGISTIC, device=r.device)[nearest.long()]
+    step, power = weight * torch.exp(-nearest * logits) * quotient - probs * inverse[1], torch.ones_like(r)
+    for m, a in enumerate(_LOGISTIC.tolist()):
+        gap = _affine(r, 1, -m).masked_fill(nearest == m, math.inf)
+        step = step + _affine((power - decay) / gap + decay * inverse[m + 1], a)
+        power = power * ratio
+    total = torch.zeros_like(r)
+    for k in range(_LARGE):
+        total = total + step * inverse[k]
+        step = probs * (inverse[k + 1] * inverse[k + 2]) - ratio * step
     return total
-
-
-def _dispersion_integral(r: Tensor, logits: Tensor) -> Tensor:
-    """The trapezoidal sum; beyond the last node the integrand is exponential, so the rest is a geometric series."""
-    probs, complement = torch.sigmoid(logits), torch.sigmoid(-logits)
-    total, term = torch.zeros_like(probs), torch.zeros_like(probs)
-    for v in _NODES:
-        s = math.log1p(math.exp(v)) / (1 + r)
-        y = -torch.expm1(-s)
-        term = torch.exp(-r * s) * (-torch.log(complement + probs * torch.exp(-s)) - probs * y) / y
-        total = total + term / (1 + math.exp(-v))
-    return _STEP * (total + term / torch.expm1(_STEP * r / (1 + r))) / (1 + r)
 
 
 # Beyond here the series below are exact to rounding.
