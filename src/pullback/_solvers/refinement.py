@@ -135,7 +135,8 @@ class Refinement:
             worse = _is_worse(found, paths)
         error = spline_error(paths, descent, found, worse, self.plan.expensive)
         new = keep_better(paths, descent, found, worse, error)
-        new.num_looks = new.num_looks.masked_fill(worse & (new.num_looks > 0), _LOOKS)
+        same = worse | (found.energy > (1 - error) * paths.energy)
+        new.num_looks = new.num_looks.masked_fill(same & (new.num_looks > 0), _LOOKS)
         new.status, done = judge(self.plan, new, paths, worse, found.asymptotic)
         # the minimum of a level that does not resolve the path may be a saddle on the next; a saddle whose curvature is a
         # share ε lets energies fall by ε²
@@ -179,12 +180,13 @@ class Refinement:
             return paths, []
         some, rest = take(paths, doubtful), take(paths, ~doubtful)
         present = some.points.shape[1] - 1
-        level = present if some.is_spline.all() else max(present, min(4 * present, self.plan.max_segments))
+        level = min(present if some.is_spline.all() else START_SEGMENTS, START_SEGMENTS, self.plan.max_segments)
         nodes, gain, saddle = self._beyond(some.on(level))
-        again = (saddle | (0.5 * gain > some.error)) & (some.num_looks < _LOOKS)
-        # at kinks a step promises more than it brings, but not that much
+        # a step that would bring less than is aimed at is claimed instead; at kinks it promises more than it brings
+        known = some.error.clamp_min(self.plan.stop_rtol(some.nodes))
+        again = (saddle | (0.5 * gain > known)) & (some.num_looks < _LOOKS)
         missing = ~again & (gain > 0.25)
-        some.error = torch.where(missing, 0.5 * gain, some.error)
+        some.error = torch.maximum(some.error, torch.where(missing, 0.5 * gain, (0.5 * gain).clamp_max(self.plan.accept)))
         some.status = some.status.masked_fill(missing, Status.UNRESOLVED)
         damping = torch.full_like(some.damping, START_DAMPING)
         begun = replace(some, nodes=nodes, damping=damping, num_looks=some.num_looks + 1)
