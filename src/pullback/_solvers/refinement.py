@@ -25,7 +25,7 @@ from pullback._curves.curve import Polyline
 from pullback._curves.steps import nearly_equal
 from pullback._numerics.rows import beside, take
 from pullback._solvers.base import Solution, Status
-from pullback._solvers.chords import ChordEnergy, total_energy, total_length
+from pullback._solvers.chords import ChordEnergy, spared, total_energy, total_length
 from pullback._solvers.errors import judge, piece_error, spline_error
 from pullback._solvers.measure import measure_pieces, measure_spline
 from pullback._solvers.newton import Descent, Minimizer
@@ -109,12 +109,12 @@ class Refinement:
         if near.any():
             some = ends[beside(near.nonzero()[:, 0], ends)]
             step, places = some[:, 1] - some[:, 0], (some[:, 0], some.mean(1), some[:, 1])
-            first, middle, last = (self.chords.metric.norm(z, step).cpu() for z in places)
+            first, middle, last = (spared(self.chords.metric.norm, z, step).cpu() for z in places)
             length = torch.lerp(middle, 0.5 * (first + last), 1 / 3)  # Simpson
             paths.length[near], paths.energy[near] = length, length.square()
             bend = (first - 2 * middle + last).abs() / length
             paths.error[near] = (bend + torch.finfo(ends.dtype).eps ** 0.5).nan_to_num(0.0) * (length > 0)
-            paths.status[near] = Status.CONVERGED
+            paths.status[near] = torch.where(length.isfinite(), Status.CONVERGED, Status.NOT_FINITE)
         return ~finite | near
 
     def _chord_level(self, paths: Paths) -> LevelResult:
