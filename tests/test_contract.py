@@ -214,6 +214,15 @@ def test_the_default_dtype_of_torch_does_not_matter():
     assert {x.dtype for x in results} == {torch.float32}
 
 
+@pytest.mark.parametrize("kind", [lambda z: z, Tensor.numpy, list, Tensor.tolist])
+def test_complex_codes_are_refused(kind):
+    metric, z = pb.FisherRaoMetric(lambda z: Normal(z, 1.0)), kind(codes() + 3j)
+    regression = pb.statistics.GeodesicRegression()
+    for use in (metric.tensor, lambda z: pb.geodesic(metric, z, codes()), lambda z: regression.fit(codes(), z)):
+        with pytest.raises(TypeError, match=r"must be a tensor or an array of real numbers.*got (torch\.)?complex128"):
+            use(z)
+
+
 def test_a_constant_decoder_is_no_mistake():
     assert not pb.FisherRaoMetric(lambda z: Normal(torch.ones_like(z), 1.0)).tensor(codes()).any()
 
