@@ -92,7 +92,7 @@ def test_metrics_that_refuse_a_code_leave_the_other_pairs_alone(name):
     assert path.converged.tolist() == [True, False, False, False]
     assert not torch.isfinite(path.length[1:]).any()
     torch.testing.assert_close(path.length[0], pb.geodesic(REFUSING[name], a[0], b[0]).length, rtol=1e-12, atol=0)
-    with pytest.raises(ValueError, match="NaN|invalid"):
+    with pytest.raises(ValueError, match=r"NaN|invalid"):
         REFUSING[name].tensor(b[1])
 
 

@@ -97,9 +97,7 @@ def real_numbers(z: Any, what: str) -> Tensor:
     try:
         if _holds_tensors(z):
             z = torch.stack([torch.as_tensor(part) for part in z])
-        if isinstance(z, Tensor):
-            if z.is_complex():
-                raise TypeError(f"got {z.dtype}")
+        if isinstance(z, Tensor) and not z.is_complex():
             return z
         array = np.asarray(z)
         if isinstance(z, np.ndarray) and array.dtype == object:

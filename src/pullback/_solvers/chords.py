@@ -146,10 +146,10 @@ class ChordEnergy(Objective):
         return dual[: self.num_parts]
 
     def noise(self, nodes: Tensor) -> Tensor:
-        """The rounding of decoded points, of which a Euclidean embedding is made, in units of length, ``(B,)``."""
-        if self.num_parts != 1:
-            return torch.zeros_like(nodes[:, 0, 0])
-        return torch.finfo(nodes.dtype).eps * self.parts(nodes, nodes)[0].norm(dim=-1).amax(-1)
+        """The rounding of decoded points, or of the parameters that pairs are made of, in units of length, ``(B,)``."""
+        eps, euclidean = torch.finfo(nodes.dtype).eps, self.num_parts == 1
+        sizes = self.parts(nodes, nodes)[0].norm(dim=-1) if euclidean else spared(self.metric.rounding, nodes)
+        return eps * sizes.amax(-1)
 
     def cancellation(self, nodes: Tensor, num_segments: Tensor) -> Tensor:
         """The relative error of lengths ``(B,)`` through the products of a pair, which cancel far from the origin, for
@@ -217,7 +217,7 @@ class ChordEnergy(Objective):
 
 
 def spared(answer: Callable[..., Tensor], *codes: Tensor, rank: int = 0) -> Tensor:
-    """What a metric says of the codes of curves: NaN where it refuses some of a curve, which must not end the others."""
+    """What a metric says of the codes of curves: NaN for a curve of which it refuses some, which ends no others."""
     try:
         return answer(*codes)
     except DecoderError:
