@@ -198,6 +198,31 @@ def test_a_detached_decoder_has_a_metric_by_differences():
     torch.testing.assert_close(by_hand.tensor(codes()), exact.tensor(codes()), rtol=1e-5, atol=1e-6)
 
 
+def test_the_default_dtype_of_torch_does_not_matter():
+    """A decoder in single precision while torch's default is double; the first code has a zero."""
+    layers = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 6))
+    metric = pb.FisherRaoMetric(lambda z: Normal(layers(z)[:, :3], layers(z)[:, 3:].exp()))
+    a, b = torch.tensor([[0.0, 0.5], [1.0, -1.0]]), torch.tensor([[1.0, 1.0], [0.0, 2.0]])
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(DOUBLE)
+        found = pb.logarithm(metric, a, b)
+    finally:
+        torch.set_default_dtype(before)
+    assert found.geodesic.converged.all()
+    results = found.velocity, found.distance, found.error, found.geodesic.error, found.geodesic.curve.points
+    assert {x.dtype for x in results} == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", [lambda z: z, Tensor.numpy, list, Tensor.tolist])
+def test_complex_codes_are_refused(kind):
+    metric, z = pb.FisherRaoMetric(lambda z: Normal(z, 1.0)), kind(codes() + 3j)
+    regression = pb.statistics.GeodesicRegression()
+    for use in (metric.tensor, lambda z: pb.geodesic(metric, z, codes()), lambda z: regression.fit(codes(), z)):
+        with pytest.raises(TypeError, match=r"must be a tensor or an array of real numbers.*got (torch\.)?complex128"):
+            use(z)
+
+
 def test_a_constant_decoder_is_no_mistake():
     assert not pb.FisherRaoMetric(lambda z: Normal(torch.ones_like(z), 1.0)).tensor(codes()).any()
 

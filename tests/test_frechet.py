@@ -128,11 +128,11 @@ def test_start_and_a_single_point():
 
 
 def test_points_that_no_path_reaches_are_named():
-    z = NORMAL.points(5)
-    broken = z.clone()
-    broken[2, 1] = torch.nan
-    found = pb.statistics.frechet_mean(NORMAL.metric, broken, init_mean=z[0])
-    rest = pb.statistics.frechet_mean(NORMAL.metric, z[[0, 1, 3, 4]])
+    """A point that decodes to NaN."""
+    z = torch.linspace(0, 1, 5, dtype=torch.float64)[:, None].expand(-1, 2).clone()
+    z[2] = 3.0
+    metric = pb.FisherRaoMetric(lambda z: Normal(torch.where(z > 2, torch.nan, z**2 + z), 1.0, validate_args=False))
+    found, rest = (pb.statistics.frechet_mean(metric, points) for points in (z, z[[0, 1, 3, 4]]))
     assert not found.converged
     assert "1 of 5 paths" in found.message
     torch.testing.assert_close(found.mean, rest.mean, rtol=0, atol=1e-6)
@@ -153,6 +153,8 @@ def test_too_few_steps_are_named():
         (torch.rand(3, 2), torch.ones(2), "3 numbers"),
         (torch.rand(3, 2), torch.zeros(3), "not all zero"),
         (torch.rand(3, 2), -torch.ones(3), "not negative"),
+        (torch.tensor([[0.0, 1.0], [0.0, torch.nan]]), None, "1 of 2 rows are NaN or infinite, first number 1"),
+        (torch.full((4, 2), torch.inf), None, r"4 of 4 rows .* Drop them: codes\[torch.isfinite"),
     ],
 )
 def test_errors_name_the_fix(points, weights, sentence):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Normal
+from torch.distributions import Bernoulli, NegativeBinomial, Normal
 
 import pullback as pb
 from problems import PROBLEMS
@@ -68,6 +68,42 @@ def test_bad_pairs_get_a_status_and_leave_the_others_alone():
     torch.testing.assert_close(path.length[[0, 2]], alone.length, rtol=1e-12, atol=0)
     torch.testing.assert_close(path.curve.points[[0, 2]], alone.curve.points, rtol=1e-9, atol=1e-12)
     assert not torch.isfinite(path.length[~path.converged]).any()
+
+
+def rooted(z: Tensor) -> Tensor:
+    """Roots of the codes, with an infinite slope at 0; NaN beyond 2."""
+    return torch.where(z > 2, torch.nan, z.sqrt())
+
+
+REFUSING = {
+    "no embedding": pb.FisherRaoMetric(lambda z: NegativeBinomial(1 + rooted(z), logits=z)),
+    "a divergence": pb.DivergenceMetric(lambda z: Normal(rooted(z), 1.0)),
+    "scores": pb.ScoreMetric(lambda z: Normal(rooted(z), 1.0), num_samples=20),
+    "an embedding": pb.FisherRaoMetric(lambda z: Normal(rooted(z), 1.0)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_metrics_that_refuse_a_code_leave_the_other_pairs_alone(name):
+    """Codes on the edge of the domain, where derivatives are infinite, beyond it, and NaN."""
+    a = torch.tensor([[0.5, 1.0], [0.5, 1.9], [0.0, 1.0], [torch.nan, 1.0]], dtype=DOUBLE)
+    b = torch.tensor([[1.0, 0.3], [0.5, 2.2], [0.0, 1.0], [1.0, 1.0]], dtype=DOUBLE)
+    path = pb.geodesic(REFUSING[name], a, b)
+    assert path.converged.tolist() == [True, False, False, False]
+    assert not torch.isfinite(path.length[1:]).any()
+    torch.testing.assert_close(path.length[0], pb.geodesic(REFUSING[name], a[0], b[0]).length, rtol=1e-12, atol=0)
+    with pytest.raises(ValueError, match=r"NaN|invalid"):
+        REFUSING[name].tensor(b[1])
+
+
+def test_a_step_to_where_the_decoder_overflows_is_rejected():
+    """In a metric without an embedding, whose counts are exponentials; from a start that is far from any path."""
+    decoder = pb.WithPrior(lambda z: NegativeBinomial(z[..., 1].exp(), logits=z[..., 0]), 1e-6 * torch.eye(3).double())
+    a, b = torch.tensor([[-5.557, -2.7212, -2.7639], [-2.2068, 2.6251, 1.1125]], dtype=DOUBLE)
+    bends = [[0.6, -4.9, -2.3], [0.5, -4.2, -1.8], [0.2, -3.5, -1.3], [-0.1, -2.8, -0.8], [-0.4, -1.9, -0.3]]
+    start = torch.cat([a[None], torch.tensor([*bends, [-0.8, -0.8, 0.1], [-1.3, 0.7, 0.6]], dtype=DOUBLE), b[None]])
+    path = pb.geodesic(pb.FisherRaoMetric(decoder), a, b, init=start)
+    assert torch.isfinite(path.length)
 
 
 def test_a_decoder_that_fails_next_to_the_path():

@@ -174,3 +174,7 @@ class TestBrownianMotion:
     def test_time_runs_forward(self):
         with pytest.raises(ValueError, match="at least 0"):
             pb.statistics.brownian_motion(spherical_metric(), torch.zeros(1, 2, dtype=DOUBLE), time=-1.0)
+
+    def test_starts_are_finite(self):
+        with pytest.raises(ValueError, match="1 of 2 rows are NaN or infinite, first number 1"):
+            pb.statistics.brownian_motion(spherical_metric(), torch.tensor([[0.5, 0.5], [torch.nan, 0.0]]), time=1.0)

@@ -3,13 +3,14 @@ level."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
-from torch.distributions import Bernoulli, Gamma, Normal
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Beta, Gamma, NegativeBinomial, Normal, StudentT
 
 import pullback as pb
 from helpers import Hidden
@@ -416,3 +417,42 @@ def test_single_precision_claims_no_more_than_its_rounding():
     off = (single.length.double() / double.length - 1).abs()
     assert (off > 1e-6).any()
     assert (off <= 3 * single.error).all()
+
+
+ROUNDED = {
+    "a pair": lambda h: Normal(h[:, :4], h[:, 4:].exp()),
+    "a pair with an offset": lambda h: Normal(100 + h[:, :4], 0.03 + 0.03 * h[:, 4:].sigmoid()),
+    "natural and mean parameters": lambda h: Beta(h[:, :4].exp(), h[:, 4:].exp()),
+    "counts that vary": lambda h: NegativeBinomial(h[:, :4].exp(), logits=h[:, 4:]),
+    "degrees of freedom that vary": lambda h: StudentT(h[:, :2].exp(), h[:, 2:4], h[:, 4:6].exp()),
+}
+
+
+@pytest.mark.parametrize("apart", [1e-3, 1e-2, 0.1, 1.0])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_claims_include_the_rounding_of_parameters(name, apart):
+    """The truth is the same network in double precision. Claims of paths that are long do not suffer."""
+    torch.manual_seed(0)
+    single = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 8)).requires_grad_(False)
+    double = deepcopy(single).double()
+    a = torch.randn(20, 3) + 3 * (torch.arange(20) % 2)[:, None]
+    b = a + apart * torch.randn(20, 3)
+    path = pb.geodesic(pb.FisherRaoMetric(lambda z: ROUNDED[name](single(z))), a, b)
+    metric = pb.FisherRaoMetric(lambda z: ROUNDED[name](double(z)))
+    truth = pb.geodesic(metric, a.double(), b.double(), solver=pb.GaussNewton(rtol=1e-6))
+    off = (path.length.double() / truth.length - 1).abs()
+    assert path.converged.all()
+    assert (off <= 3 * path.error).all()
+    assert (off < (1e-6 if apart < 1e-2 else 1e-2)).all()
+    assert apart < 1 or "offset" in name or path.error.median() < 1e-5
+
+
+@pytest.mark.parametrize("apart", [1e-7, 1e-6, 1e-5])
+def test_claims_include_the_rounding_of_close_codes(apart):
+    """Double precision; between codes as close as that the path is straight, and the metric constant."""
+    metric = pb.FisherRaoMetric(lambda z: Normal(FEATURES(z), torch.exp(FEATURES(z).flip(-1))))
+    a, step = torch.randn(50, 2, dtype=DOUBLE), apart * torch.randn(50, 2, dtype=DOUBLE)
+    path = pb.geodesic(metric, a, a + step)
+    off = (path.length / metric.norm(a + 0.5 * step, step) - 1).abs()
+    assert path.converged.all()
+    assert (off <= 3 * path.error + 10 * apart**2).all()

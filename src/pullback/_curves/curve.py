@@ -210,7 +210,7 @@ class PiecewiseCubic(_Interpolant):
 
 def parameters(t: Parameters, begin: Float[Tensor, "*batch d"]) -> Tensor:
     """Parameters in the dtype and on the device of curves from `begin`: a number, ``(m,)`` or ``(*batch, m)``."""
-    t = (t if isinstance(t, Tensor) else real_numbers(t, "Curve parameters")).to(begin)
+    t = real_numbers(t, "Curve parameters").to(begin)
     sizes = zip(t.shape[:-1], begin.shape[:-1], strict=False)
     if t.ndim not in (0, 1, begin.ndim) or any(n != m and 1 not in (n, m) for n, m in sizes):
         raise ValueError(

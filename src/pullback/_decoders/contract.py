@@ -60,7 +60,7 @@ def as_codes(
     """
     # A list of Python's numbers has no dtype of its own.
     has_dtype = isinstance(z, (Tensor, np.ndarray)) or _holds_tensors(z)
-    z, model = z if isinstance(z, Tensor) else real_numbers(z, "Latent codes"), reference(like)
+    z, model = real_numbers(z, "Latent codes"), reference(like)
     if model is not None:
         z = z.to(model)
     elif not (has_dtype and z.is_floating_point()):
@@ -96,7 +96,9 @@ def real_numbers(z: Any, what: str) -> Tensor:
     """An array or a list as a tensor; a TypeError that says what it should have been."""
     try:
         if _holds_tensors(z):
-            return torch.stack([torch.as_tensor(part) for part in z])
+            z = torch.stack([torch.as_tensor(part) for part in z])
+        if isinstance(z, Tensor) and not z.is_complex():
+            return z
         array = np.asarray(z)
         if isinstance(z, np.ndarray) and array.dtype == object:
             array = array.astype(np.float64)
@@ -107,7 +109,7 @@ def real_numbers(z: Any, what: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{what} must be a tensor or an array of real numbers; {type(z).__name__} could not be read as one "
-            f"({error}). Use torch.as_tensor(z)."
+            f"({error}). Use torch.as_tensor(z), and z.real of complex numbers."
         ) from error
 
 

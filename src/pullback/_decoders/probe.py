@@ -100,7 +100,7 @@ def _few(z: Tensor) -> Tensor | None:
     if len(z) == 0:
         return None
     first, last = z[0], z[-1]
-    near = 1.01 * first + 1e-3 * (first == 0)
+    near = 1.01 * first + 1e-3 * (first == 0).to(first)
     return torch.stack([first, near, 0.99 * first if len(z) == 1 else last])
 
 

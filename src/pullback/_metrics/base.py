@@ -134,6 +134,11 @@ class Metric(abc.ABC):
         """The length ``√(vᵀ M(z) v)`` of a tangent at ``z``."""
         return self.inner(z, v, v).clamp_min(0).sqrt()
 
+    def rounding(self, z: Codes) -> Float[Tensor, "*batch"]:
+        """The length of rounding at ``z`` in units of the precision: here of a step as long as the code, plus 1."""
+        z = as_codes(z, self)
+        return self.tensor(z).diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0).sqrt() * (1 + z.abs().amax(-1))
+
     def log_volume(self, z: Codes) -> Float[Tensor, "*batch"]:
         """``½ log det M(z)``, the log-density of the Riemannian volume; ``-inf`` where M is singular."""
         factor, info = torch.linalg.cholesky_ex(self.tensor(z))

@@ -62,6 +62,13 @@ class FisherRaoMetric(Metric):
         grams = [contracted(info, info.eta, step) for info in (first, second)]
         return 0.5 * (grams[0] + grams[1])[:, 0, 0]
 
+    @per_code
+    def rounding(self, z: Codes) -> Float[Tensor, "*batch"]:
+        info = fisher(observe(self.decoder, z))
+        # each parameter is rounded; the logarithm of nothing is the mask of a category
+        eta = info.eta.clamp_min(torch.finfo(z.dtype).min)
+        return contracted(info, eta, eta[None])[:, 0, 0].clamp_min(0).sqrt()
+
     def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:
         z = as_codes(z, self)
         if not self._num_maps(z):

@@ -23,6 +23,7 @@ solution, with damping.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from pullback._autodiff.rewrites import Rewritten
 from pullback._curves.curve import Polyline
-from pullback._decoders.contract import unvalidated
+from pullback._decoders.contract import DecoderError, unvalidated
 from pullback._metrics.base import Metric
 from pullback._metrics.frame import Frame
 from pullback._numerics.rows import beside, concatenate
@@ -145,10 +146,10 @@ class ChordEnergy(Objective):
         return dual[: self.num_parts]
 
     def noise(self, nodes: Tensor) -> Tensor:
-        """The rounding of decoded points, of which a Euclidean embedding is made, in units of length, ``(B,)``."""
-        if self.num_parts != 1:
-            return torch.zeros_like(nodes[:, 0, 0])
-        return torch.finfo(nodes.dtype).eps * self.parts(nodes, nodes)[0].norm(dim=-1).amax(-1)
+        """The rounding of decoded points, or of the parameters that pairs are made of, in units of length, ``(B,)``."""
+        eps, euclidean = torch.finfo(nodes.dtype).eps, self.num_parts == 1
+        sizes = self.parts(nodes, nodes)[0].norm(dim=-1) if euclidean else spared(self.metric.rounding, nodes)
+        return eps * sizes.amax(-1)
 
     def cancellation(self, nodes: Tensor, num_segments: Tensor) -> Tensor:
         """The relative error of lengths ``(B,)`` through the products of a pair, which cancel far from the origin, for
@@ -174,7 +175,7 @@ class ChordEnergy(Objective):
     def _chords(self, nodes: Tensor, strides: list[int]) -> list[Tensor]:
         self.work.add(nodes.shape[0] * nodes.shape[1])
         if self.num_parts == 0:
-            return [self.metric.ds2(nodes[:, :-1:k], nodes[:, k::k]) for k in strides]
+            return [spared(self.metric.ds2, nodes[:, :-1:k], nodes[:, k::k]) for k in strides]
         parts = self.parts(nodes, nodes[:, :1].detach())
         return [squared([x[:, k::k] - x[:, :-1:k] for x in parts]) for k in strides]
 
@@ -206,13 +207,25 @@ class ChordEnergy(Objective):
         T = nodes.shape[1] - 1
         with torch.enable_grad():
             free = nodes.detach().requires_grad_()
-            chords = self.metric.ds2(free[:, :-1], free[:, 1:])
+            chords = spared(self.metric.ds2, free[:, :-1], free[:, 1:])
             (gradient,) = torch.autograd.grad(T * chords.sum(), free)
-        M = self.metric.tensor(nodes)
+        M = spared(self.metric.tensor, nodes, rank=2)
         G = T * (M[:, :-1] + M[:, 1:])
         diagonal = G[:, :-1] + G[:, 1:]
         energy = total_energy(chords.detach())
         return Expansion(energy, gradient[:, 1:-1], diagonal, -G[:, 1:-1], torch.zeros_like(diagonal))
+
+
+def spared(answer: Callable[..., Tensor], *codes: Tensor, rank: int = 0) -> Tensor:
+    """What a metric says of the codes of curves: NaN for a curve of which it refuses some, which ends no others."""
+    try:
+        return answer(*codes)
+    except DecoderError:
+        if len(codes[0]) > 1:
+            halves = zip(*(z.tensor_split(2) for z in codes), strict=True)
+            return torch.cat([spared(answer, *half, rank=rank) for half in halves])
+        unknown = torch.nan * codes[0]
+        return unknown[..., None] + unknown[..., None, :] if rank else unknown.sum(-1)
 
 
 def _chunk_bytes(nodes: Tensor) -> int:

@@ -152,12 +152,15 @@ def assemble(done: list[Paths], chords: ChordEnergy) -> Solution:
     # along a path errors cancel but for those of its ends; across it they lengthen each of the four chords that a
     # segment of a spline is measured in
     share = (paths.noise / paths.length).nan_to_num(0.0) * paths.is_spline
-    rounding = torch.maximum(share + 0.5 * (4 * num_segments * share) ** 2, chords.cancellation(few, num_segments))
+    rounding = share + 0.5 * (4 * num_segments * share) ** 2
+    rounding = torch.maximum(rounding, chords.cancellation(few, num_segments) * (paths.noise > 0))
+    # estimates that are one number or another have torch's default dtype
+    error = torch.maximum(paths.error, rounding).to(paths.length)
     return Solution(
         nodes=paths.points,
         energy=paths.energy,
         length=paths.length,
-        error=torch.where(paths.status == Status.NOT_FINITE, torch.nan, torch.maximum(paths.error, rounding)),
+        error=error.masked_fill(paths.status == Status.NOT_FINITE, torch.nan),
         status=paths.status,
         strict=paths.strict,
         num_steps=paths.num_steps,

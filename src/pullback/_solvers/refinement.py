@@ -26,7 +26,7 @@ from pullback._curves.steps import nearly_equal
 from pullback._numerics.rows import beside, take
 from pullback._numerics.tridiagonal import solve_tridiagonal
 from pullback._solvers.base import Solution, Status, converged
-from pullback._solvers.chords import ChordEnergy, total_energy, total_length
+from pullback._solvers.chords import ChordEnergy, spared, total_energy, total_length
 from pullback._solvers.errors import judge, piece_error, spline_error
 from pullback._solvers.measure import Measurement, measure_pieces, measure_spline
 from pullback._solvers.newton import START_DAMPING, Descent, Minimizer
@@ -111,17 +111,21 @@ class Refinement:
             known = torch.isfinite(self.chords.chords(ends)[0][:, 0]).cpu()
             paths.status[~finite] = Status.NOT_FINITE
             paths.status[~known] = Status.BAD_END_POINT
-        near = finite & (nearly_equal(*ends.cpu().unbind(1)) | (paths.length <= _ROUNDING * paths.noise))
-        if near.any():
-            some = ends[beside(near.nonzero()[:, 0], ends)]
+        equal = nearly_equal(*ends.cpu().unbind(1))
+        near = (finite & (equal | (paths.length <= _ROUNDING * paths.noise))).nonzero()[:, 0]
+        if near.numel():
+            some = ends[beside(near, ends)]
             step, places = some[:, 1] - some[:, 0], (some[:, 0], some.mean(1), some[:, 1])
-            first, middle, last = (self.chords.metric.norm(z, step).cpu() for z in places)
+            first, middle, last = (spared(self.chords.metric.norm, z, step).cpu() for z in places)
             length = torch.lerp(middle, 0.5 * (first + last), 1 / 3)  # Simpson
-            paths.length[near], paths.energy[near] = length, length.square()
-            bend = (first - 2 * middle + last).abs() / length
-            paths.error[near] = (bend + torch.finfo(ends.dtype).eps ** 0.5).nan_to_num(0.0) * (length > 0)
-            paths.status[near] = Status.CONVERGED
-        return ~finite | near
+            bend = ((first - 2 * middle + last).abs() / length).nan_to_num(0.0)
+            # what is far from straight, on a large offset, is better known from chords
+            straight = equal[near] | (bend <= self.plan.accept)
+            near, length, bend = near[straight], length[straight], bend[straight]
+            paths.length[near], paths.energy[near], paths.noise[near] = length, length.square(), 0.0
+            paths.error[near] = (bend + torch.finfo(ends.dtype).eps ** 0.5) * (length > 0)
+            paths.status[near] = torch.where(length.isfinite(), Status.CONVERGED, Status.NOT_FINITE)
+        return paths.status != Status.UNRESOLVED
 
     def _chord_level(self, paths: Paths) -> LevelResult:
         """Solves one level of chords; returns the curves that are finished, and the others by the level they go to."""

@@ -174,8 +174,6 @@ def _approach(paths: Paths, points: Tensor, share: Tensor, mean: Tensor, max_ste
 
 def _first_mean(metric: Metric, points: Tensor, share: Tensor) -> Tensor:
     """The flat mean or the point nearest to it, whichever has the smaller energy of straight lines to the points."""
-    finite = points.isfinite().all(-1)
-    points, share = points[finite], share[finite] / share[finite].sum()
     middle = share @ points
     choices = torch.stack([middle, points[(points - middle).square().sum(-1).argmin()]])
     t = torch.linspace(0, 1, _STEPS + 1, dtype=points.dtype, device=points.device)[:, None]
@@ -216,9 +214,7 @@ def _message(found: Balance, rtol: float, max_steps: int) -> str:
 
 def _checked(metric: Metric, points: Tensor | Array, weights: Tensor | Array | None) -> tuple[Tensor, Tensor]:
     """Points, and their weights as shares of one."""
-    (points,) = codes_for(metric, points, a_set=True)
-    if not points.isfinite().all(-1).any():
-        raise ValueError("All points are NaN or infinite, so they have no mean. Give codes that are finite.")
+    (points,) = codes_for(metric, points, a_set=True, finite=True)
     share = torch.ones_like(points[:, 0]) if weights is None else as_codes(weights, points).detach()
     if share.shape != (len(points),) or not bool((share >= 0).all()) or not 0 < share.sum() < torch.inf:
         raise ValueError(

@@ -110,7 +110,7 @@ class GeodesicRegression(RegressorMixin, Estimator):
 
     def _targets(self, y: Any) -> Tensor:
         """The codes ``(n, d)`` or ``(n,)``, in the precision of the metric's decoder."""
-        codes = (y if isinstance(y, Tensor) else real_numbers(y, "Codes")).detach()
+        codes = real_numbers(y, "Codes").detach()
         codes = codes if codes.is_floating_point() else codes.double()
         codes = codes if self.metric is None else codes_for(self.metric, codes)[0]
         if codes.ndim > 2 or not torch.isfinite(codes).all():

@@ -126,7 +126,7 @@ def brownian_motion(
         raise ValueError(
             f"time is {time} and num_steps {num_steps}; give a time of at least 0 and a step count of at least 1."
         )
-    (z,) = codes_for(metric, z)
+    (z,) = codes_for(metric, z, finite=True)
     dt, path, generator = time / num_steps, [z.detach()], as_generator(random_state, z.device)
     with torch.no_grad(), unvalidated():
         for _ in range(num_steps):
