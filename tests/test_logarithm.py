@@ -142,6 +142,18 @@ def test_single_precision():
     torch.testing.assert_close(log.double(), exact_logarithm(SIMPLEX, a.double(), b.double()), rtol=1e-3, atol=1e-3)
 
 
+def test_single_precision_where_the_metric_sees_little_of_a_direction():
+    """Coordinates stretched until the metric is a hundredth there; the straight line takes nothing of it."""
+    stretch = torch.tensor([1.0, 10.0], dtype=DOUBLE)
+    metric = pb.EuclideanMetric(lambda w: SPHERE.metric.decoder(w / stretch.to(w)))
+    a, b = SPHERE.points(6), SPHERE.points(6)
+    log = pb.logarithm(metric, (a * stretch).float(), (b * stretch).float())
+    assert log.converged.all()
+    exact = exact_logarithm(SPHERE, a, b)
+    off = SPHERE.metric.norm(a, log.velocity / stretch - exact) / SPHERE.metric.norm(a, exact)
+    assert (off <= 1e-4).all()
+
+
 def test_velocities_are_tried_out():
     """What is reported is where the exponential map arrives; a velocity that leads elsewhere is no logarithm."""
     a, b = NORMAL.points(4), NORMAL.points(4)
