@@ -61,7 +61,7 @@ class ElementEnergy(Objective):
     def misfit(self, nodes: Tensor, times: Tensor) -> Tensor:
         """The energy of what lies between the images of curves and the polynomials through those of their nodes, from
         halves of the elements, ``(B,)``."""
-        size = self.chords.chunk_size(nodes, 8)
+        size = self.chords.chunk_size(halved(nodes), 4)
         chunks = zip(nodes.split(size), times.split(size), strict=True)
         return torch.cat([self._misfit(*chunk) for chunk in chunks])
 

@@ -26,9 +26,6 @@ _AGREEMENT = 1e-2
 # Error of the momentum over the square of the largest tail: twice what was met on the VAE and the charts of
 # test_charts.
 _CAREFUL = 200.0
-# Error of the momentum over the share of the energy that lies between images and their polynomials: 800 was met along
-# the walls of a VAE with d = 8, of which one in ten is above 200.
-_RUGGED = 500.0
 # Error of the momentum over the root of the decrease still to come, relative to the energy: 7 was met on the sphere S^5
 # (test_three_digits_by_default).
 _CAUTION = 10.0
@@ -40,7 +37,7 @@ class Extremals:
 
     `energy` is that of the discrete problem, `measured` that of the same curve on elements half as long or shorter,
     which agrees unless the curve hops over something. `error` estimates the relative error of energy and momentum;
-    `rough` are curves whose images leave their polynomials by more than is asked for.
+    `misfit` is the share of the energy that lies between images and their polynomials.
     """
 
     index: Tensor
@@ -48,7 +45,7 @@ class Extremals:
     measured: Tensor
     momentum: Tensor
     error: Tensor
-    rough: Tensor
+    misfit: Tensor
 
 
 @dataclass
@@ -135,10 +132,10 @@ class ExtremalSolver:
         settled = descent.status == Status.CONVERGED
         damping = torch.where(settled & (change <= _AGREEMENT), _NEAR, _FAR).to(change)
         unresolved = _CAREFUL * self.elements.tails(descent.nodes).amax(1).square()
-        misfit = _RUGGED * self.elements.misfit(descent.nodes, times) / descent.energy
+        misfit = self.elements.misfit(descent.nodes, times) / descent.energy
         error = torch.stack([unresolved, change, left]).amax(0)
         momentum = self.elements.momentum(descent.nodes, times)
-        found = Extremals(level.index, descent.energy, measured, momentum, error, misfit > self.rtol)
+        found = Extremals(level.index, descent.energy, measured, momentum, error, misfit)
         return Level(level.index, level.edges, descent.nodes, damping), found, settled
 
     def _finer(self, level: Level, rtol: float) -> list[Level]:
