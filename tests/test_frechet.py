@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch.distributions import Categorical, Normal, Poisson
 
 import pullback as pb
 from problems import PROBLEMS, half_plane, simplex, sphere
+from pullback.statistics._frechet import _message
+from pullback.statistics._paths import Paths
 
 NORMAL = half_plane("Normal", Normal, 1.0, 2.0)
 
@@ -172,3 +176,25 @@ def test_the_message_tells_kinks_from_what_is_not_resolved_yet(unit, kinks):
     assert ("kinks" in found.message) == kinks
     if not kinks:
         assert found.residual < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("residual", "kinks", "converged"), [(1e-3, False, True), (8e-3, False, False), (8e-3, True, True)]
+)
+def test_a_mean_balances_as_well_as_its_logarithms_are_known(residual, kinks, converged):
+    """Only at kinks, where logarithms jump, it may balance worse, and then that is what the message names."""
+    known = {"residual": torch.tensor([residual]), "kinked": torch.tensor([kinks]), "centers": torch.zeros(1, 2)}
+    star = {"star": SimpleNamespace(converged=torch.tensor([True])), "share": torch.ones(1), "labels": torch.zeros(1)}
+    noise = {"noise": lambda error: error, "expansion": SimpleNamespace(error=torch.tensor([3e-3]))}
+    message = _message(SimpleNamespace(**known, **star, **noise, num_steps=9), 1e-6, 50)
+    assert message.startswith("converged") == converged
+    assert f"{max(residual, 3e-3):.1g} standard deviations" in message
+
+
+def test_what_was_solved_too_coarsely_is_solved_as_well_as_was_asked_for():
+    """For paths of two digits nobody waits for three."""
+    metric = pb.FisherRaoMetric(lambda z: Normal(torch.cat([z, torch.sin(3 * z)], -1), 0.1))
+    a, b = 2 * torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(0)).double()
+    two, three = (Paths(metric, rtol=rtol).geodesics(a, b, rough=0.0)[1][1] for rtol in (1e-2, 1e-3))
+    assert two.num_segments.sum() < three.num_segments.sum()
+    assert (two.error[two.converged] <= 1e-2).all()

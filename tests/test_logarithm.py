@@ -142,6 +142,38 @@ def test_single_precision():
     torch.testing.assert_close(log.double(), exact_logarithm(SIMPLEX, a.double(), b.double()), rtol=1e-3, atol=1e-3)
 
 
+def test_single_precision_where_the_metric_sees_little_of_a_direction():
+    """Coordinates stretched until the metric is a hundredth there; the straight line takes nothing of it."""
+    stretch = torch.tensor([1.0, 10.0], dtype=DOUBLE)
+    metric = pb.EuclideanMetric(lambda w: SPHERE.metric.decoder(w / stretch.to(w)))
+    a, b = SPHERE.points(6), SPHERE.points(6)
+    log = pb.logarithm(metric, (a * stretch).float(), (b * stretch).float())
+    assert log.converged.all()
+    exact = exact_logarithm(SPHERE, a, b)
+    off = SPHERE.metric.norm(a, log.velocity / stretch - exact) / SPHERE.metric.norm(a, exact)
+    assert (off <= 1e-4).all()
+
+
+def test_velocities_along_walls_arrive_or_say_so():
+    """Around a steep hill geodesics part fast: errors of the velocity are some hundred times as large at the end."""
+
+    def hill(z: Tensor) -> Normal:
+        height = 0.5 * torch.nn.functional.softplus(20 * (1 - z.norm(dim=-1, keepdim=True)))
+        return Normal(torch.cat([z, height], -1), 0.1)
+
+    metric = pb.FisherRaoMetric(hill)
+    ends, noise = torch.randn(2, 24, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    a = 2 * ends / ends.norm(dim=-1, keepdim=True)
+    b = 0.3 * noise - a
+    log, fine = pb.logarithm(metric, a, b), pb.logarithm(metric, a, b, rtol=1e-7)
+    assert (metric.norm(a, log.velocity - fine.velocity) <= 3 * log.error * log.distance)[fine.converged].all()
+    gap = pb.expmap(metric, a, log.velocity) - b
+    miss = torch.maximum(gap.norm(dim=-1) / (b - a).norm(dim=-1), metric.norm(b, gap) / log.distance)
+    assert (miss <= 1e-3)[log.converged].all()
+    assert log.converged.sum() >= 18
+    assert (log.miss > 1e-3).any()
+
+
 def test_velocities_are_tried_out():
     """What is reported is where the exponential map arrives; a velocity that leads elsewhere is no logarithm."""
     a, b = NORMAL.points(4), NORMAL.points(4)

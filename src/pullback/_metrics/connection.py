@@ -182,8 +182,10 @@ def velocity_of(momentum: Tensor, tensor: Tensor, line: Tensor) -> Tensor:
 
 
 def filtered_inverse(tensor: Tensor) -> Tensor:
-    r"""The inverse of M; where M is nearly singular, :math:`\lambda / (\lambda^2 + \delta^2)` in place of
-    :math:`1 / \lambda`, which tends to the pseudo-inverse and, unlike a cut-off, is smooth along the trajectory."""
+    r"""The inverse of M; where M is nearly singular, :math:`(1 - r^4) / \lambda` in place of :math:`1 / \lambda` with
+    :math:`r = \delta^2 / (\lambda^2 + \delta^2)`, which tends to the pseudo-inverse and, unlike a cut-off, is smooth
+    along the trajectory (Tikhonov's in four passes: with one, velocities of a VAE are off by 1.5 % in single
+    precision)."""
     delta = 1e4 * torch.finfo(tensor.dtype).eps
     factor, info = torch.linalg.cholesky_ex(tensor)
     largest = tensor.diagonal(dim1=-2, dim2=-1).amax(-1)
@@ -195,5 +197,7 @@ def filtered_inverse(tensor: Tensor) -> Tensor:
     singular = ~regular & torch.isfinite(tensor).all(-1).all(-1)
     values, vectors = torch.linalg.eigh(tensor[singular])
     floor = (delta * values.amax(-1, keepdim=True)).clamp_min(torch.finfo(tensor.dtype).tiny ** 0.5)
-    inverse[singular] = (vectors * (values / (values**2 + floor**2))[..., None, :]) @ vectors.mT
+    rest = floor**2 / (values**2 + floor**2)
+    factors = values / (values**2 + floor**2) * (1 + rest) * (1 + rest**2)
+    inverse[singular] = (vectors * factors[..., None, :]) @ vectors.mT
     return inverse

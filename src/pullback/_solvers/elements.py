@@ -56,9 +56,22 @@ class ElementEnergy(Objective):
         return torch.cat([self._energy(*chunk) for chunk in chunks])
 
     def _energy(self, nodes: Tensor, times: Tensor) -> Tensor:
-        slopes = [table("slopes", nodes) @ x for x in self.images(nodes)]
-        squares = (slopes[0] * slopes[-1]).sum(-1)
-        return (squares @ table("weights", nodes) / times).sum(-1)
+        return _integral(self.images(nodes), times)
+
+    def misfit(self, nodes: Tensor, times: Tensor) -> Tensor:
+        """The energy of what lies between the images of curves and the polynomials through those of their nodes, from
+        halves of the elements, ``(B,)``."""
+        size = self.chords.chunk_size(halved(nodes), 4)
+        chunks = zip(nodes.split(size), times.split(size), strict=True)
+        return torch.cat([self._misfit(*chunk) for chunk in chunks])
+
+    def _misfit(self, nodes: Tensor, times: Tensor) -> Tensor:
+        z = split(nodes).flatten(0, 1)
+        fine = halved(z)
+        self.chords.work.add(z.shape[:2].numel() + fine.shape[:2].numel())
+        pairs = zip(self.chords.parts(fine, z[:, :1]), self.chords.parts(z, z[:, :1]), strict=True)
+        gaps = [split((x - y[:, :1]) - halved(y - y[:, :1])).unflatten(0, times.shape) for x, y in pairs]
+        return _integral(tuple(x.flatten(1, 2) for x in gaps), 0.5 * times.repeat_interleave(2, 1)).abs()
 
     def images(self, nodes: Tensor) -> tuple[Tensor, ...]:
         """The maps of the embedding at the nodes of each element, ``(B, K, p + 1, F)``, measured from its first
@@ -99,10 +112,9 @@ class ElementEnergy(Objective):
 
     def momentum(self, nodes: Tensor, times: Tensor) -> Tensor:
         """Minus half the derivative of the energy in the first node, ``(B, d)``."""
-        first = nodes[:, :NODES]
-        frame = self.chords.frame(first, first[:, :1])
-        local, _ = gauss_newton(frame, stiffness(times[:, 0]))
-        return -0.5 * local.gradient[:, 0]
+        first, row = nodes[:, :1], stiffness(times[:, 0])[:, :1]
+        forces = [row @ x[:, 0] for x in reversed(self.images(nodes[:, :NODES]))]
+        return -0.5 * self.chords.frame(first, first).slopes(forces)[:, 0]
 
     def tails(self, nodes: Tensor) -> Float[Tensor, "B K"]:
         """The last two Legendre coefficients of the image on each element over the linear one: how well it is
@@ -168,6 +180,12 @@ def split(nodes: Float[Tensor, "B n d"]) -> Float[Tensor, "B K p d"]:
 def stiffness(times: Tensor) -> Tensor:
     """The matrices ``2 S / h`` of elements that take so long, ``(*times, p + 1, p + 1)``."""
     return 2 / times[..., None, None] * table("stiffness", times)
+
+
+def _integral(images: tuple[Tensor, ...], times: Tensor) -> Tensor:
+    """The energies of polynomials with such values at the nodes of elements, ``(B,)``."""
+    slopes = [table("slopes", times) @ x for x in images]
+    return ((slopes[0] * slopes[-1]).sum(-1) @ table("weights", times) / times).sum(-1)
 
 
 def _tails(images: tuple[Tensor, ...]) -> Tensor:

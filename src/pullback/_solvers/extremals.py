@@ -18,7 +18,7 @@ from pullback._solvers.plan import COARSE_STEPS
 
 # Tails of the elements on which a path is first solved, and steps there (logarithms of the VAE,
 # benchmarks/geodesics.py).
-_COARSE_TAIL, _MAX_STEPS = 5e-3, 4 * COARSE_STEPS
+_COARSE_TAIL, _MAX_STEPS = 5e-3, COARSE_STEPS
 # Damping for paths as they come, and for curves that were solved on fewer elements.
 _FAR, _NEAR = 1e-3, 1e-8
 # Change of the energy on halves of the elements from which on a curve hops over a wall (test_logarithm).
@@ -36,7 +36,8 @@ class Extremals:
     """What is known of curves that were solved on some mesh; one entry per curve in every field.
 
     `energy` is that of the discrete problem, `measured` that of the same curve on elements half as long or shorter,
-    which agrees unless the curve hops over something. `error` estimates the relative error of energy and momentum.
+    which agrees unless the curve hops over something. `error` estimates the relative error of energy and momentum;
+    `misfit` is the share of the energy that lies between images and their polynomials.
     """
 
     index: Tensor
@@ -44,6 +45,7 @@ class Extremals:
     measured: Tensor
     momentum: Tensor
     error: Tensor
+    misfit: Tensor
 
 
 @dataclass
@@ -56,7 +58,7 @@ class Level:
     damping: Tensor  # of the first step
 
 
-NeedsRefinement = Callable[[Extremals], Tensor]
+NeedsRefinement = Callable[[Extremals, Level], Tensor]
 
 
 @dataclass(frozen=True)
@@ -106,16 +108,16 @@ class ExtremalSolver:
         done = []
         while pending := [level for level in pending if len(level.index)]:
             width = min(level.edges.shape[1] for level in pending)
-            level, found = self._solved(concatenate([x for x in pending if x.edges.shape[1] == width]))
+            level, found, settled = self._solved(concatenate([x for x in pending if x.edges.shape[1] == width]))
             pending = [x for x in pending if x.edges.shape[1] != width]
-            more = self.needs_refinement(found) & (width <= self.max_elements)
+            more = self.needs_refinement(found, level) & settled & (width <= self.max_elements)
             done.append(take(level, ~more))
             if more.any():
                 pending += self._finer(take(level, more), rtol)
         return done
 
-    def _solved(self, level: Level) -> tuple[Level, Extremals]:
-        """The curves after their descent, and what is known of them."""
+    def _solved(self, level: Level) -> tuple[Level, Extremals, Tensor]:
+        """The curves after their descent, what is known of them, and whether it came to an end."""
         times = level.edges.diff(dim=1)
         rtol = torch.full_like(level.damping, (self.rtol / _CAUTION) ** 2)
         minimizer = Minimizer(_MAX_STEPS, always_exact=True)
@@ -127,12 +129,14 @@ class ExtremalSolver:
         measured = self.elements.energy(moved(descent.nodes, level.edges, fine), fine.diff(dim=1))
         change = (measured - descent.energy).abs() / descent.energy
         left = _CAUTION * (descent.remaining / descent.energy).clamp_min(0).sqrt()
-        damping = torch.where((descent.status == Status.CONVERGED) & (change <= _AGREEMENT), _NEAR, _FAR).to(change)
+        settled = descent.status == Status.CONVERGED
+        damping = torch.where(settled & (change <= _AGREEMENT), _NEAR, _FAR).to(change)
         unresolved = _CAREFUL * self.elements.tails(descent.nodes).amax(1).square()
+        misfit = self.elements.misfit(descent.nodes, times) / descent.energy
         error = torch.stack([unresolved, change, left]).amax(0)
         momentum = self.elements.momentum(descent.nodes, times)
-        found = Extremals(level.index, descent.energy, measured, momentum, error)
-        return Level(level.index, level.edges, descent.nodes, damping), found
+        found = Extremals(level.index, descent.energy, measured, momentum, error, misfit)
+        return Level(level.index, level.edges, descent.nodes, damping), found, settled
 
     def _finer(self, level: Level, rtol: float) -> list[Level]:
         """The curves on meshes of more elements, placed by the tails on halves of those they have."""

@@ -196,12 +196,10 @@ def _message(found: Balance, rtol: float, max_steps: int) -> str:
             f"the logarithms at the mean are known only to {noise:.1g} standard deviations, as the finest paths do not "
             "resolve the geodesics; smooth the decoder's extrapolation, or leave out far points"
         )
-    if noise > _MARGIN * rtol and residual <= _MARGIN * max(noise, rtol):
-        limit = "the decoder's kinks allow" if found.kinked.any() else "the finest paths tell"
-        return (
-            f"converged, as far as {limit}: the logarithms balance to {residual:.1g} standard deviations and are known "
-            f"to {noise:.1g}"
-        )
+    kinked = bool(found.kinked.any())
+    if noise > _MARGIN * rtol and residual <= (ACCEPT if kinked else max(noise, rtol)):
+        limit = "the decoder's kinks allow" if kinked else "the finest paths tell"
+        return f"converged, as far as {limit}: the logarithms balance to {max(residual, noise):.1g} standard deviations"
     if residual <= max(rtol, 8 * torch.finfo(found.centers.dtype).eps ** 0.5):
         return "converged"
     if found.num_steps >= max_steps:

@@ -127,7 +127,7 @@ class Paths:
         rest = rows[~(path.error <= rough) & torch.isfinite(path.length)]
         if self.solver is not None or not len(rest) or self.rtol < DEFAULT_RTOL:
             return [(rows, path)]
-        finer = geodesic(self.metric, a[rest], b[rest], solver=GaussNewton(), init=self.init)
+        finer = geodesic(self.metric, a[rest], b[rest], solver=GaussNewton(rtol=self.rtol), init=self.init)
         return [(rows, path), (rest, finer)]
 
     def matrix(self, a: Tensor, b: Tensor | None = None) -> Tensor:
