@@ -13,8 +13,9 @@ from problems import PROBLEMS
 from pullback._families.composite import independent
 from pullback._families.location_scale import UnitNormal
 from pullback._metrics.frame import plain_jet
+from pullback._numerics.lobatto import DEGREE
 from pullback._solvers.chords import ChordEnergy
-from pullback._solvers.elements import DEGREE, ElementEnergy
+from pullback._solvers.elements import ElementEnergy
 from pullback._solvers.mesh import adapted, halved, moved, parameters, placed, uniform
 from pullback._solvers.newton import Minimizer
 

@@ -1,5 +1,5 @@
-"""What is called converged is a minimum, and as long as claimed: where chords see too little, where symmetry holds a path
-on a saddle, and where a descent creeps."""
+"""What is called converged is a minimum, and as long as claimed: where chords see too little, where symmetry holds a
+path on a saddle, and where a descent creeps."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_a_level_that_saw_too_little_is_measured_again(height, width, end):
 
 @pytest.mark.parametrize(("height", "width", "ends"), [(3.0, 0.1, (-1.4, 1.4)), (0.5, 0.05, (-1.4, 1.4))])
 def test_saddles_over_bumps_that_no_segment_sees_are_left(height, width, ends):
-    """Straight over a narrow bump is stationary by symmetry, and found in pieces, which have no Hessian of their own."""
+    """Straight over a narrow bump is stationary by symmetry, and found in pieces, which have no Hessian."""
     metric, (a, b) = bumps(height, width, 0.0), on_axis(*ends)
     straight = pb.geodesic(metric, a, b)
     t = torch.linspace(0, 1, 257, dtype=DOUBLE)[:, None]
@@ -51,8 +51,8 @@ def test_saddles_over_bumps_that_no_segment_sees_are_left(height, width, ends):
 
 
 def test_saddles_of_a_decoder_that_sees_a_square_are_left():
-    """It is even in the second coordinate, and curved most along single nodes: a step of any size there is too long, and
-    smooth ones beside the axis are not."""
+    """It is even in the second coordinate, and curved most along single nodes: a step there is too long, where smooth
+    ones beside the axis are not."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 6)).double().requires_grad_(False)
 

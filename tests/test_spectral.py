@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Normal, Poisson
 
 import pullback as pb
-from pullback._solvers import elements
+from pullback._numerics.lobatto import DEGREE, equal_times
 from pullback._solvers.chords import ChordEnergy
-from pullback._solvers.elements import DEGREE, ElementEnergy
+from pullback._solvers.elements import ElementEnergy
 from pullback._solvers.mesh import placed, uniform
 
 DOUBLE = torch.float64
@@ -51,7 +51,7 @@ def curves(num_elements: int) -> Tensor:
 def test_exact_and_gauss_newton_expansions_in_one_batch(name):
     nodes = curves(2)
     energy = energy_of(decoded(FAMILIES[name], 6), nodes)
-    times = elements.equal_times(nodes)
+    times = equal_times(nodes)
     mixed, first, second = (
         energy.expand(nodes, torch.tensor(exact), times) for exact in ([False, True], [False] * 2, [True] * 2)
     )
@@ -68,7 +68,7 @@ def test_energy_has_high_order():
 
     def measured(num_elements: int) -> Tensor:
         nodes = curves(num_elements)
-        return energy_of(metric, nodes).energy(nodes, elements.equal_times(nodes))
+        return energy_of(metric, nodes).energy(nodes, equal_times(nodes))
 
     exact = measured(64)
     coarse, fine = ((measured(k) / exact - 1).abs() for k in (4, 8))

@@ -6,7 +6,8 @@ import torch
 from torch.distributions import Normal
 
 import pullback as pb
-from pullback._solvers.chords import ChordEnergy, lerp_nodes
+from pullback._numerics.spline import lerp_nodes
+from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.paths import cut_pieces
 from pullback._solvers.pieces import PieceEnergy
 from pullback.experiments import toy

@@ -15,9 +15,9 @@ from pullback._curves.steps import squared_steps
 from pullback._decoders.contract import as_codes, unvalidated
 from pullback._decoders.support import Support
 from pullback._metrics.base import Metric, broadcast, codes_for
+from pullback._numerics.spline import lerp_nodes
 from pullback._progress import progress
 from pullback._solvers.base import ConvergenceError, Solution, Solver, Status, converged
-from pullback._solvers.chords import lerp_nodes
 from pullback._solvers.gauss_newton import GaussNewton
 from pullback._starts.graph import Graph
 from pullback._typing import Bool, Codes, Float, Int

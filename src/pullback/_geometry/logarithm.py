@@ -29,13 +29,14 @@ from pullback._geometry.exponential import follow
 from pullback._geometry.geodesic import Geodesic, Starts, check_converged, geodesic, sentences
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import velocity_of
+from pullback._numerics.lobatto import halved, stiffness
 from pullback._numerics.rows import put, take
 from pullback._numerics.tridiagonal import solve_tridiagonal
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import Solver
 from pullback._solvers.chords import ChordEnergy
-from pullback._solvers.elements import ElementEnergy, assemble, halved, stiffness
+from pullback._solvers.elements import ElementEnergy, assemble
 from pullback._solvers.extremals import Extremals, ExtremalSolver, Level
 from pullback._typing import Bool, Codes, Float
 

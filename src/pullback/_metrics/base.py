@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pullback._autodiff.derivatives import Tensors, jacobian
-from pullback._decoders.contract import Decoder, as_codes, observed
+from pullback._decoders.contract import Decoder, DecoderError, as_codes, observed
 from pullback._decoders.probe import route
 from pullback._decoders.support import Support
 from pullback._metrics.frame import Frame, plain_jet
@@ -192,3 +192,15 @@ def check_metric(metric: Any) -> None:
     else:
         what, fix = getattr(metric, "__name__", type(metric).__name__), ""
     raise TypeError(f"The first argument must be a metric, such as pullback.FisherRaoMetric(decoder); got {what}.{fix}")
+
+
+def spared(answer: Callable[..., Tensor], *codes: Tensor, rank: int = 0) -> Tensor:
+    """What a metric says of the codes of curves: NaN for a curve of which it refuses some, which ends no others."""
+    try:
+        return answer(*codes)
+    except DecoderError:
+        if len(codes[0]) > 1:
+            halves = zip(*(z.tensor_split(2) for z in codes), strict=True)
+            return torch.cat([spared(answer, *half, rank=rank) for half in halves])
+        unknown = torch.nan * codes[0]
+        return unknown[..., None] + unknown[..., None, :] if rank else unknown.sum(-1)

@@ -23,7 +23,6 @@ solution, with damping.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -31,8 +30,8 @@ from torch import Tensor
 
 from pullback._autodiff.rewrites import Rewritten
 from pullback._curves.curve import Polyline
-from pullback._decoders.contract import DecoderError, unvalidated
-from pullback._metrics.base import Metric
+from pullback._decoders.contract import unvalidated
+from pullback._metrics.base import Metric, spared
 from pullback._metrics.frame import Frame
 from pullback._numerics.rows import beside, concatenate
 from pullback._solvers.objective import Expansion, NoEmbeddingError, Objective, Work
@@ -216,18 +215,6 @@ class ChordEnergy(Objective):
         return Expansion(energy, gradient[:, 1:-1], diagonal, -G[:, 1:-1], torch.zeros_like(diagonal))
 
 
-def spared(answer: Callable[..., Tensor], *codes: Tensor, rank: int = 0) -> Tensor:
-    """What a metric says of the codes of curves: NaN for a curve of which it refuses some, which ends no others."""
-    try:
-        return answer(*codes)
-    except DecoderError:
-        if len(codes[0]) > 1:
-            halves = zip(*(z.tensor_split(2) for z in codes), strict=True)
-            return torch.cat([spared(answer, *half, rank=rank) for half in halves])
-        unknown = torch.nan * codes[0]
-        return unknown[..., None] + unknown[..., None, :] if rank else unknown.sum(-1)
-
-
 def _chunk_bytes(nodes: Tensor) -> int:
     if nodes.device.type == "cuda":
         return int(_DEVICE_SHARE * torch.cuda.get_device_properties(nodes.device).total_memory)
@@ -259,13 +246,6 @@ def _forces(steps: Tensor) -> Tensor:
     torch.sub(steps[:, :-1], steps[:, 1:], out=force[:, 1:-1])
     force[:, :: steps.shape[1]] = 0
     return force
-
-
-def lerp_nodes(nodes: Tensor, factor: int) -> Tensor:
-    """Nodes and `factor - 1` points on the straight pieces between each two of them."""
-    w = torch.arange(factor, dtype=nodes.dtype, device=nodes.device)[:, None] / factor
-    pieces = torch.lerp(nodes[:, :-1, None], nodes[:, 1:, None], w).flatten(1, 2)
-    return torch.cat([pieces, nodes[:, -1:]], 1)
 
 
 def _between(rows: list[list[Tensor]], shape: torch.Size) -> Tensor:

@@ -14,29 +14,22 @@ energy.
 
 The Hessian has the blocks :math:`\frac{2}{h_e} S_{ij} (D\phi_i^\top D\psi_j + D\psi_i^\top D\phi_j)` within an element,
 and the second derivatives of :math:`\phi, \psi` along the force at a node on its diagonal; elements are coupled by the
-node they share. See Canuto, Hussaini, Quarteroni and Zang 2006, *Spectral Methods: Fundamentals in Single Domains*.
+node they share. The polynomials are those of `pullback._numerics.lobatto`.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.polynomial import legendre
 from torch import Tensor
 
 from pullback._metrics.frame import Frame
+from pullback._numerics.lobatto import DEGREE, NODES, halved, integral, split, stiffness, tails
 from pullback._numerics.rows import beside, concatenate, take
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.objective import Expansion, Objective
 from pullback._typing import Float
-
-# Degree of the polynomials. Eight nodes per element are the coarsest level of chords too; 6 and 10 take more points on
-# the VAE of benchmarks/geodesics.py.
-DEGREE = 8
-NODES = DEGREE + 1
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class ElementEnergy(Objective):
         return torch.cat([self._energy(*chunk) for chunk in chunks])
 
     def _energy(self, nodes: Tensor, times: Tensor) -> Tensor:
-        return _integral(self.images(nodes), times)
+        return integral(self.images(nodes), times)
 
     def misfit(self, nodes: Tensor, times: Tensor) -> Tensor:
         """The energy of what lies between the images of curves and the polynomials through those of their nodes, from
@@ -71,7 +64,7 @@ class ElementEnergy(Objective):
         self.chords.work.add(z.shape[:2].numel() + fine.shape[:2].numel())
         pairs = zip(self.chords.parts(fine, z[:, :1]), self.chords.parts(z, z[:, :1]), strict=True)
         gaps = [split((x - y[:, :1]) - halved(y - y[:, :1])).unflatten(0, times.shape) for x, y in pairs]
-        return _integral(tuple(x.flatten(1, 2) for x in gaps), 0.5 * times.repeat_interleave(2, 1)).abs()
+        return integral(tuple(x.flatten(1, 2) for x in gaps), 0.5 * times.repeat_interleave(2, 1)).abs()
 
     def images(self, nodes: Tensor) -> tuple[Tensor, ...]:
         """The maps of the embedding at the nodes of each element, ``(B, K, p + 1, F)``, measured from its first
@@ -119,7 +112,7 @@ class ElementEnergy(Objective):
     def tails(self, nodes: Tensor) -> Float[Tensor, "B K"]:
         """The last two Legendre coefficients of the image on each element over the linear one: how well it is
         resolved."""
-        return torch.cat([_tails(self.images(chunk)) for chunk in nodes.split(self.chords.chunk_size(nodes, 4))])
+        return torch.cat([tails(self.images(chunk)) for chunk in nodes.split(self.chords.chunk_size(nodes, 4))])
 
 
 @dataclass
@@ -170,71 +163,3 @@ def assemble(energy: Tensor, gradient: Tensor, gauss: Tensor, curvature: Tensor)
     n = DEGREE * d
     blocks = [x.reshape(B, -1, n, n) for x in (diagonal, upper, bends)]
     return Expansion(energy.sum(1), slope.reshape(B, K, n), *blocks)
-
-
-def split(nodes: Float[Tensor, "B n d"]) -> Float[Tensor, "B K p d"]:
-    """The nodes of each element, first and last included."""
-    return nodes.unfold(1, NODES, DEGREE).mT
-
-
-def stiffness(times: Tensor) -> Tensor:
-    """The matrices ``2 S / h`` of elements that take so long, ``(*times, p + 1, p + 1)``."""
-    return 2 / times[..., None, None] * table("stiffness", times)
-
-
-def _integral(images: tuple[Tensor, ...], times: Tensor) -> Tensor:
-    """The energies of polynomials with such values at the nodes of elements, ``(B,)``."""
-    slopes = [table("slopes", times) @ x for x in images]
-    return ((slopes[0] * slopes[-1]).sum(-1) @ table("weights", times) / times).sum(-1)
-
-
-def _tails(images: tuple[Tensor, ...]) -> Tensor:
-    shares = []
-    for image in images:
-        size = (table("spectrum", image) @ image).norm(dim=-1)
-        shares.append(size[..., -2:].amax(-1) / size[..., 1].clamp_min(torch.finfo(size.dtype).tiny))
-    return torch.stack(shares).amax(0)
-
-
-def equal_times(nodes: Tensor) -> Tensor:
-    """The times of elements that last equally long, ``(B, K)``."""
-    K = nodes.shape[1] // DEGREE
-    return torch.full((len(nodes), K), 1 / K, dtype=nodes.dtype, device=nodes.device)
-
-
-def halved(nodes: Tensor) -> Tensor:
-    """The nodes of elements half as long on the same curves."""
-    new = table("halves", nodes) @ split(nodes)
-    return torch.cat([new.flatten(1, 2), nodes[:, -1:]], 1)
-
-
-def table(name: str, like: Tensor) -> Tensor:
-    """A matrix or vector of the reference element [-1, 1].
-
-    - ``"points"``: its Gauss-Lobatto points, as shares of its time
-    - ``"weights"``: their weights in an integral over the share
-    - ``"spectrum"``: from values at the nodes to the coefficients of Legendre polynomials
-    - ``"slopes"``: from values at the nodes to derivatives by the share
-    - ``"stiffness"``: S
-    - ``"halves"``: from values at the nodes to those at the nodes of its halves, without the last
-    """
-    return _table(name, like.dtype, like.device)
-
-
-@functools.lru_cache
-def _table(name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    basis = legendre.Legendre.basis(DEGREE)
-    x = np.concatenate([[-1.0], np.sort(basis.deriv().roots().real), [1.0]])
-    weights = 2 / (DEGREE * (DEGREE + 1) * basis(x) ** 2)
-    coefficients = np.linalg.inv(legendre.legvander(x, DEGREE))
-    slopes = np.stack([legendre.Legendre.basis(k).deriv()(x) for k in range(NODES)], 1) @ coefficients
-    tables = {
-        "points": 0.5 * (1 + x),
-        "weights": 0.5 * weights,
-        "spectrum": coefficients,
-        "slopes": 2 * slopes,
-        "stiffness": slopes.T @ (weights[:, None] * slopes),
-        "halves": legendre.legvander(np.concatenate([x[:-1] - 1, x[:-1] + 1]) / 2, DEGREE) @ coefficients,
-    }
-    with torch.inference_mode(False):
-        return torch.as_tensor(tables[name], dtype=dtype, device=device)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pullback._numerics.lobatto import DEGREE
 from pullback._numerics.rows import concatenate, moved_to, take
 from pullback._solvers.base import Status
-from pullback._solvers.elements import DEGREE, ElementEnergy
+from pullback._solvers.elements import ElementEnergy
 from pullback._solvers.mesh import SIZES, adapted, halved, moved, placed, uniform
 from pullback._solvers.newton import Minimizer
 from pullback._solvers.plan import COARSE_STEPS

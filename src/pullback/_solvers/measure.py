@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._numerics.spline import refine
-from pullback._solvers.chords import ChordEnergy, lerp_nodes, total_energy, total_length
+from pullback._numerics.spline import lerp_nodes, refine
+from pullback._solvers.chords import ChordEnergy, total_energy, total_length
 from pullback._solvers.objective import NOISE
 
 # Ratios of the errors at T and 2T segments that count as the four of theory (VAE: between them all smooth paths,

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pullback._numerics.lobatto import DEGREE, split, table
 from pullback._numerics.spline import evaluate, piece_slopes
-from pullback._solvers.elements import DEGREE, split, table
 from pullback._typing import Float
 
 # Numbers of elements curves may have: few different ones, so that curves of a batch share them.

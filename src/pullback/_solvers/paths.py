@@ -10,9 +10,9 @@ from torch import Tensor
 from pullback._curves.curve import CubicSpline, Polyline
 from pullback._curves.speed import equal_spacing, mixed_steps
 from pullback._numerics.rows import beside, concatenate, moved_to, take
-from pullback._numerics.spline import refine
+from pullback._numerics.spline import lerp_nodes, refine
 from pullback._solvers.base import Solution, Status
-from pullback._solvers.chords import ChordEnergy, lerp_nodes
+from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.measure import Measurement, measure_pieces
 from pullback._solvers.newton import START_DAMPING, Descent
 from pullback._solvers.plan import FINE_SEGMENTS, START_SEGMENTS, SUBSTEPS

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._solvers.chords import ChordEnergy, lerp_nodes
+from pullback._numerics.spline import lerp_nodes
+from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.objective import Expansion, Objective
 
 

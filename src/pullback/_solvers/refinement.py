@@ -23,10 +23,11 @@ from torch import Tensor
 
 from pullback._curves.curve import Polyline
 from pullback._curves.steps import nearly_equal
+from pullback._metrics.base import spared
 from pullback._numerics.rows import beside, take
 from pullback._numerics.tridiagonal import solve_tridiagonal
 from pullback._solvers.base import Solution, Status, converged
-from pullback._solvers.chords import ChordEnergy, spared, total_energy, total_length
+from pullback._solvers.chords import ChordEnergy, total_energy, total_length
 from pullback._solvers.errors import judge, piece_error, spline_error
 from pullback._solvers.measure import Measurement, measure_pieces, measure_spline
 from pullback._solvers.newton import START_DAMPING, Descent, Minimizer
@@ -142,8 +143,8 @@ class Refinement:
         same = worse | (found.energy > (1 - error) * paths.energy)
         new.num_looks = new.num_looks.masked_fill(same & (new.num_looks > 0), _LOOKS)
         new.status, done = judge(self.plan, new, paths, worse, found.asymptotic)
-        # the minimum of a level that does not resolve the path may be a saddle on the next; a saddle whose curvature is a
-        # share ε lets energies fall by ε²
+        # the minimum of a level that does not resolve the path may be a saddle on the next; one whose curvature is a share
+        # ε lets energies fall by ε²
         new.certified = new.certified & (new.error <= min(self.plan.accept, self.plan.rtol**0.5))
         done |= _stuck_after_walls(new, paths, descent, worse)
         # it starts at a saddle, and what is lower cannot be resolved
@@ -190,12 +191,12 @@ class Refinement:
         known = some.error.clamp_min(self.plan.stop_rtol(some.nodes))
         again = (saddle | (0.5 * gain > known)) & (some.num_looks < _LOOKS)
         missing = ~again & (gain > 0.25)
-        some.error = torch.maximum(some.error, torch.where(missing, 0.5 * gain, (0.5 * gain).clamp_max(self.plan.accept)))
+        claim = torch.where(missing, 0.5 * gain, (0.5 * gain).clamp_max(self.plan.accept))
+        some.error = torch.maximum(some.error, claim)
         some.status = some.status.masked_fill(missing, Status.UNRESOLVED)
         damping = torch.full_like(some.damping, START_DAMPING)
         begun = replace(some, nodes=nodes, damping=damping, num_looks=some.num_looks + 1)
-        ended = [part for part in (rest, take(some, ~again)) if part.index.numel()]
-        return join(ended) if ended else take(some, slice(0)), [((_CHORDS, level), take(begun, again))]
+        return join([rest, take(some, ~again)]), [((_CHORDS, level), take(begun, again))]
 
     def _beyond(self, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Where paths go on; the share of their energy that a Newton step has to gain; and which are at a saddle."""

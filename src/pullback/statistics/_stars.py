@@ -21,9 +21,10 @@ from torch import Tensor
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.geodesic import Geodesic
 from pullback._metrics.connection import velocity_of
+from pullback._numerics.lobatto import DEGREE, equal_times, halved
 from pullback._numerics.rows import take
 from pullback._solvers.chords import ChordEnergy
-from pullback._solvers.elements import DEGREE, ElementEnergy, Local, equal_times, halved
+from pullback._solvers.elements import ElementEnergy, Local
 from pullback._solvers.mesh import placed, uniform
 from pullback.statistics._paths import ROUGH, Logs, Paths
 
