@@ -143,8 +143,8 @@ class Refinement:
         same = worse | (found.energy > (1 - error) * paths.energy)
         new.num_looks = new.num_looks.masked_fill(same & (new.num_looks > 0), _LOOKS)
         new.status, done = judge(self.plan, new, paths, worse, found.asymptotic)
-        # the minimum of a level that does not resolve the path may be a saddle on the next; where its curvature is a share
-        # ε, energies fall by ε²
+        # the minimum of a level that does not resolve the path may be a saddle on the next; where its curvature is a
+        # share ε, energies fall by ε²
         new.certified = new.certified & (new.error <= min(self.plan.accept, self.plan.rtol**0.5))
         done |= _stuck_after_walls(new, paths, descent, worse)
         # it starts at a saddle, and what is lower cannot be resolved
