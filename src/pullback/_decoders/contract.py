@@ -21,13 +21,12 @@ from pullback._autodiff.torch_internals import unvalidated as unvalidated
 from pullback._decoders.networks import reference
 from pullback._decoders.probe import Decoder as Decoder
 from pullback._decoders.probe import DecoderError as DecoderError
-from pullback._decoders.probe import called, check_callable, check_mode, facts, route
+from pullback._decoders.probe import called, check_mode, facts, route
 from pullback._progress import decoded
 
 
 def decode(decoder: Decoder, z: Tensor) -> Distribution:
     """Decodes codes ``(N, d)`` to ``p(x|z)``; a `DecoderError` where the contract is broken."""
-    check_callable(decoder)
     if z.ndim != 2:
         raise ValueError(f"Decoders are called with codes of shape (N, d), got {tuple(z.shape)}. Use z.reshape(-1, d).")
     decoded(len(z))

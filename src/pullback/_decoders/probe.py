@@ -113,6 +113,7 @@ def _fixed(decoder: Decoder, codes: Tensor) -> bool:
 
 def called(decoder: Decoder, z: Tensor) -> Distribution:
     """The decoder's output; invalid parameters get the contract's sentence, errors of the model itself pass through."""
+    check_callable(decoder)
     try:
         p = decoder(z)
     except ValueError as error:
