@@ -21,10 +21,10 @@ from pullback._decoders.reading import WithPrior as WithPrior
 from pullback._decoders.reading import WithReading as WithReading
 from pullback._decoders.reweighted import Reweighted as Reweighted
 from pullback._decoders.support import Support as Support
+from pullback._families.composite import Product as Product
+from pullback._families.composite import masked as masked
 from pullback._families.directional import VonMisesFisher as VonMisesFisher
 from pullback._families.information import Information as Information
-from pullback._families.masked import masked as masked
-from pullback._families.product import Product as Product
 from pullback._families.rules import blend as blend
 from pullback._families.rules import embed as embed
 from pullback._families.rules import fisher as fisher

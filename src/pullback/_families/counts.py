@@ -1,8 +1,10 @@
-r"""Families of counts: lines.
+r"""Families of counts: lines; and of categories: points of a sphere.
 
 A family with one parameter is a line, and :math:`\phi = \int \sqrt{I}\, d\eta` is its arc length, known to
 statisticians as the variance-stabilizing transform: :math:`2\arcsin\sqrt p` for Bernoulli, :math:`2\sqrt\lambda` for
-Poisson. A sample of size *n* multiplies lengths by :math:`\sqrt n`.
+Poisson. The probabilities of categories form the positive orthant of a sphere of radius two, by :math:`2\sqrt p`
+(Fisher 1922; Rao 1945): the Fisher-Rao distance is the arc, and the chord of the embedding falls short of it at third
+order. A sample of size *n* multiplies lengths by :math:`\sqrt n`.
 
 Coordinates are logits wherever torch has them. Probabilities saturate: in single precision ``1 - p`` is zero beyond a
 logit of 17, where the decoder still moves. Given ``probs=``, the logits are taken from them as far as they tell.
@@ -12,27 +14,33 @@ Probabilities of exactly 0 or 1 are finite and do not move.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Binomial, ContinuousBernoulli, Geometric, NegativeBinomial, Poisson
+from torch import distributions as td
+from torch.distributions import Bernoulli, Binomial, Geometric, Multinomial, NegativeBinomial, Poisson
 from torch.nn.functional import logsigmoid
 
 from pullback._autodiff.torch_internals import given_probs, is_wrapped, plain_values
 from pullback._families import rules
-from pullback._families.fading import EVEN, FIXED, TENFOLD_ODDS, WIDE, fades, times
-from pullback._families.information import Information, MissingRuleError
+from pullback._families.information import Information, Maps, MissingRuleError
+from pullback._families.rules import EVEN, KEPT, TENFOLD_ODDS, UNIFORM, WIDE, fades, times
 from pullback._numerics import special
 
 Trials = Bernoulli | Binomial
 Runs = Geometric | NegativeBinomial
+Categories = td.Categorical | td.OneHotCategorical | Multinomial
 
 fades(Bernoulli, probs=EVEN)
-fades(ContinuousBernoulli, probs=EVEN)
-fades(Binomial, total_count=FIXED, probs=EVEN)
+fades(td.ContinuousBernoulli, probs=EVEN)
+fades(Binomial, total_count=KEPT, probs=EVEN)
 fades(Geometric, probs=times(0.1))
-fades(NegativeBinomial, total_count=FIXED, logits=TENFOLD_ODDS)
+fades(NegativeBinomial, total_count=KEPT, logits=TENFOLD_ODDS)
 fades(Poisson, rate=WIDE)
+fades(td.Categorical, probs=UNIFORM)
+fades(td.OneHotCategorical, probs=UNIFORM)
+fades(Multinomial, total_count=KEPT, probs=UNIFORM)
 rules.FIXED.update({Binomial: "total_count", NegativeBinomial: "total_count"})
 
 
@@ -48,6 +56,10 @@ def _(p: Binomial) -> Information:
         return eta[..., 1:].sqrt() * _arc(eta[..., :1], None if eta0 is None else eta0[..., :1])
 
     return Information(eta, root=root, isometry=isometry)
+
+
+def _trials(p: Trials | Runs | Categories) -> Any:
+    return getattr(p, "total_count", 1)
 
 
 def _log_odds(p: Trials | Runs) -> Tensor:
@@ -128,11 +140,9 @@ def _(p: Trials | Runs, q: Trials | Runs) -> Tensor:
     trial = [(sign * p.logits, sign * q.logits) for sign in (1, -1)]
     terms = [special.weighted_excess(a.sigmoid(), b.sigmoid(), logsigmoid(b) - logsigmoid(a)) for a, b in trial]
     one = terms[0] + terms[1]
-    if isinstance(p, Geometric):
-        return one / torch.sigmoid(p.logits)
-    if isinstance(p, NegativeBinomial):
-        return p.total_count * one / torch.sigmoid(-p.logits)
-    return p.total_count * one if isinstance(p, Binomial) else one
+    if isinstance(p, Runs):
+        one = one / torch.sigmoid(-p.logits if isinstance(p, NegativeBinomial) else p.logits)
+    return _trials(p) * one
 
 
 @rules.log_affinity.register
@@ -143,22 +153,19 @@ def _(p: Trials | Runs, q: Trials | Runs, alpha: float) -> Tensor:
         return rules.no_affinity(p, q, alpha)
     rules.check_equal(rules.AFFINITY, "total_count", p, q)
     a, b = (alpha * logsigmoid(s * p.logits) + (1 - alpha) * logsigmoid(s * q.logits) for s in (1, -1))
-    if isinstance(p, Geometric):
-        return a - torch.log(-torch.expm1(b))
-    if isinstance(p, NegativeBinomial):
-        return p.total_count * (b - torch.log(-torch.expm1(a)))
-    return getattr(p, "total_count", 1) * torch.logaddexp(a, b)
+    on, end = (a, b) if isinstance(p, NegativeBinomial) else (b, a)
+    return _trials(p) * (end - torch.log(-torch.expm1(on)) if isinstance(p, Runs) else torch.logaddexp(a, b))
 
 
 @rules.fisher.register
-def _(p: ContinuousBernoulli) -> Information:
+def _(p: td.ContinuousBernoulli) -> Information:
     r"""Coordinate logit η, the natural parameter: I = 1/η² - 1/(4 sinh²(η/2)) = L'(η/2)/4, L Langevin's function."""
     return Information(p.logits[..., None], root=lambda eta, u: 0.5 * special.langevin_slope(0.5 * eta).sqrt() * u)
 
 
 @rules.natural_and_mean.register
 @rules.embed.register
-def _(p: ContinuousBernoulli, origin: ContinuousBernoulli | None = None) -> rules.Dual:
+def _(p: td.ContinuousBernoulli, origin: td.ContinuousBernoulli | None = None) -> rules.Dual:
     r"""The natural parameter η and the mean (1 + L(η/2))/2, up to its constant."""
     return p.logits[..., None], 0.5 * special.langevin(0.5 * p.logits)[..., None]
 
@@ -211,3 +218,56 @@ def _(p: NegativeBinomial, origin: NegativeBinomial | None = None) -> rules.Dual
         return None
     phi = (p.total_count.sqrt() * special.artanh_root_sigmoid(_log_odds(p)))[..., None]
     return phi, phi
+
+
+def _log_probs(p: Categories) -> Tensor:
+    """Logits, -inf for an impossible category."""
+    return torch.log(p.probs.clamp_min(torch.finfo(p.probs.dtype).tiny)) if given_probs(p) else p.logits
+
+
+def _root_probs(logits: Tensor) -> Tensor:
+    return torch.exp(0.5 * torch.log_softmax(logits, -1))
+
+
+@rules.fisher.register
+def _(p: Categories) -> Information:
+    r"""Coordinates logits: I = n (diag(p) - ppᵀ); φ = 2 √(n p), on a sphere of radius 2 √n."""
+    scale = math.sqrt(_trials(p))
+    # torch's logits are logarithms of probabilities, also when they move: the sphere is then entry by entry
+    maps = Maps(
+        lambda eta, _: (2 * scale * torch.exp(0.5 * eta),), lambda eta, _, u: (scale * torch.exp(0.5 * eta) * u,)
+    )
+
+    def root(eta: Tensor, u: Tensor) -> Tensor:
+        return scale * (_root_probs(eta) * (u - (torch.softmax(eta, -1) * u).sum(-1, keepdim=True)))
+
+    return Information(_log_probs(p), root=root, pair=maps, separable=True)
+
+
+@rules.rao_distance.register
+def _(p: Categories, q: Categories) -> Tensor:
+    r"""2 √n arccos Σ √(p q) = 4 √n arcsin(|√p - √q| / 2), for equal sample sizes n. (The paper prints half of it.)"""
+    rules.check_equal("Fisher-Rao distance", "total_count", p, q)
+    chord = torch.linalg.vector_norm(_root_probs(_log_probs(p)) - _root_probs(_log_probs(q)), dim=-1)
+    return 4 * math.sqrt(_trials(p)) * torch.asin(0.5 * chord)
+
+
+@rules.natural_and_mean.register
+def _(p: Categories) -> rules.Dual:
+    """T = x, the counts. They add up to n, so logits count up to a constant, which no chord sees."""
+    return p.logits, _trials(p) * p.probs
+
+
+@rules.positive_kl.register
+def _(p: Categories, q: Categories) -> Tensor:
+    r""":math:`n \sum_i p_i\, g(\log q_i - \log p_i)`."""
+    rules.check_equal("Kullback-Leibler divergence", "total_count", p, q)
+    logits, others = p.logits.log_softmax(-1), q.logits.log_softmax(-1)
+    return _trials(p) * special.weighted_excess(logits.exp(), others.exp(), others - logits).sum(-1)
+
+
+@rules.log_affinity.register
+def _(p: Categories, q: Categories, alpha: float) -> Tensor:
+    r""":math:`n \log \sum_i p_i^\alpha q_i^{1-\alpha}` from logits."""
+    rules.check_equal(rules.AFFINITY, "total_count", p, q)
+    return _trials(p) * torch.logsumexp(alpha * p.logits + (1 - alpha) * q.logits, dim=-1)

@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal
 from torch.linalg import solve_triangular
 
-from pullback._families.fading import SAME, WIDE, fades, times
+from pullback._families import rules
 from pullback._families.information import Information, MissingRuleError
-from pullback._families.rules import Dual, embed, fisher, log_affinity, natural_and_mean, rao_distance
+from pullback._families.rules import SAME, WIDE, fades, times
 
 fades(MultivariateNormal, loc=SAME, scale_tril=WIDE)
 fades(LowRankMultivariateNormal, loc=SAME, cov_factor=WIDE, cov_diag=times(100.0))
 
 
-@fisher.register
+@rules.fisher.register
 def _(p: MultivariateNormal) -> Information:
     """Coordinates (μ, L), the location and the rows of the lower triangle of the Cholesky factor of Σ."""
     dim = p.event_shape[0]
@@ -36,9 +36,9 @@ def _(p: MultivariateNormal) -> Information:
     return Information(torch.cat([p.loc, _pack(p.scale_tril)], -1), root=root)
 
 
-@natural_and_mean.register
-@embed.register
-def _(p: MultivariateNormal, origin: MultivariateNormal | None = None) -> Dual:
+@rules.natural_and_mean.register
+@rules.embed.register
+def _(p: MultivariateNormal, origin: MultivariateNormal | None = None) -> rules.Dual:
     r"""Natural and mean parameters (Σ⁻¹μ, -½Σ⁻¹), (μ, Σ + μμᵀ), after the affine map that takes the origin to N(0, 1).
 
     Both matrices are taken relative to the identity, Σ⁻¹ - 1 = -Σ⁻¹(Σ - 1), so that small chords do not cancel.
@@ -51,7 +51,7 @@ def _(p: MultivariateNormal, origin: MultivariateNormal | None = None) -> Dual:
     return phi, torch.cat([loc, _pack(moment)], -1)
 
 
-@rao_distance.register
+@rules.rao_distance.register
 def _(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
     r"""In the frame where p is N(0, 1) and q is N(m, S), if m is an eigenvector of S (or zero): S m = s m.
 
@@ -133,7 +133,7 @@ def _unpack(entries: Tensor, dim: int) -> Tensor:
     return entries[..., position].tril()
 
 
-@log_affinity.register
+@rules.log_affinity.register
 def _(p: MultivariateNormal | LowRankMultivariateNormal, q: MultivariateNormal, alpha: float) -> Tensor:
     r"""As for the Normal, with :math:`V = \alpha\Sigma_q + (1-\alpha)\Sigma_p`; infinite where V is not positive."""
     V = alpha * q.covariance_matrix + (1 - alpha) * p.covariance_matrix
@@ -146,7 +146,7 @@ def _(p: MultivariateNormal | LowRankMultivariateNormal, q: MultivariateNormal, 
     return torch.where(info == 0, value, torch.inf)
 
 
-@fisher.register
+@rules.fisher.register
 def _(p: LowRankMultivariateNormal) -> Information:
     r"""Coordinates (μ, W, δ) with Σ = WWᵀ + diag(δ): covectors P dμ, P dΣ P W and ½ diag(P dΣ P), P = Σ⁻¹.
 

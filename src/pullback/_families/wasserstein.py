@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, LowRankMultivariateNormal, MultivariateNormal, Normal
 
-from pullback._families.composite import blocks, total
+from pullback._families.composite import Product, blocks, total
 from pullback._families.information import Information, MissingRuleError
-from pullback._families.product import Product
 from pullback._numerics.matrix_roots import lyapunov, sqrtm
 
 Full = MultivariateNormal | LowRankMultivariateNormal
