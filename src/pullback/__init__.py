@@ -64,7 +64,7 @@ from pullback._metrics.wasserstein import WassersteinMetric as WassersteinMetric
 from pullback._solvers.base import ConvergenceError as ConvergenceError
 from pullback._solvers.base import Solver as Solver
 from pullback._solvers.gauss_newton import GaussNewton as GaussNewton
-from pullback._starts.code_graph import CodeGraph as CodeGraph
+from pullback._starts.graph import CodeGraph as CodeGraph
 from pullback._starts.graph import Graph as Graph
 from pullback._starts.lattice import Lattice as Lattice
 

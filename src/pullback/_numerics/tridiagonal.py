@@ -48,9 +48,7 @@ def solve_tridiagonal(
         padded = pad(upper, (0, 0, 0, 0, 0, 1)), pad(rhs, (0, 0, 0, 1))
         x, positive = solve_tridiagonal(torch.cat([diagonal, eye], 1), *padded, shared)
         return x[:, :-1], positive
-    if shared is not None and shared < d:
-        return _reduce_shared(diagonal, upper[..., -shared:, :], rhs)
-    return _reduce(diagonal, upper, rhs)
+    return _reduce(diagonal, upper[..., -(shared or d) :, :], rhs)
 
 
 def _eliminate(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,32 +69,14 @@ def _eliminate(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, Te
 
 
 def _reduce(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
-    """One round: eliminates the even nodes, solves for the odd ones, substitutes back. ``n`` is odd."""
-    d = diagonal.shape[-1]
-    # of even nodes with the odd ones to their left and to their right, and what they add to the equations of these
-    couplings = torch.cat([pad(upper[:, 1::2].mT, (0, 0, 0, 0, 1, 0)), pad(upper[:, 0::2], (0, 0, 0, 0, 0, 1))], -1)
-    even, loads = diagonal[:, 0::2], torch.cat([couplings, rhs[:, 0::2, :, None]], -1)
-    solved, positive = (_solve_blocks if rhs.device.type == "cpu" else _unrolled_solve)(even, loads)
-    added = couplings.mT @ solved
-    right, left = added[:, :-1, d:], added[:, 1:, :d]
-
-    odd = diagonal[:, 1::2] - right[..., d : 2 * d] - left[..., :d]
-    load = rhs[:, 1::2] - right[..., -1] - left[..., -1]
-    x_odd, rest = solve_tridiagonal(odd, -left[:, :-1, :, d : 2 * d], load)
-
-    x = pad(x_odd, (0, 0, 1, 1))
-    x_even = solved[..., -1] - (solved[..., :-1] @ torch.cat([x[:, :-1], x[:, 1:]], -1)[..., None])[..., 0]
-    x = torch.cat([torch.stack([x_even[:, :-1], x_odd], 2).flatten(1, 2), x_even[:, -1:]], 1)
-    return x, rest & positive.all(-1)
-
-
-def _reduce_shared(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
-    """One round for blocks of which only the last ``w`` unknowns are coupled to the next, by ``upper (B, m, w, d)``."""
-    # Systems are solved for 2 w + 1 columns instead of 2 d + 1, and what is left has the same form.
+    """One round: eliminates the even nodes, solves for the odd ones, substitutes back. ``n`` is odd, and of a block the
+    last ``w`` unknowns are coupled to the next, by ``upper (B, m, w, d)``."""
+    # Systems are solved for 2 w + 1 columns, and what is left has the same form.
     w, d = upper.shape[-2:]
     left, right = pad(upper[:, 1::2].mT, (0, 0, 0, 0, 1, 0)), pad(upper[:, 0::2], (0, 0, 0, 0, 0, 1))
     ends = pad(torch.eye(w, dtype=rhs.dtype, device=rhs.device), (0, 0, d - w, 0)).expand_as(left)
-    solved, positive = _solve_blocks(diagonal[:, 0::2], torch.cat([left, ends, rhs[:, 0::2, :, None]], -1))
+    solve = _solve_blocks if rhs.device.type == "cpu" or w < d else _unrolled_solve
+    solved, positive = solve(diagonal[:, 0::2], torch.cat([left, ends, rhs[:, 0::2, :, None]], -1))
     # of the shared unknowns of odd blocks to the left; of those of even blocks, which the next odd one sees by `right`
     before, after = (left.mT @ solved)[:, 1:], solved[:, :-1, -w:]
     seen = right[:, :-1].mT
