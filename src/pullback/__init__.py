@@ -23,6 +23,7 @@ from pullback._decoders.reweighted import Reweighted as Reweighted
 from pullback._decoders.support import Support as Support
 from pullback._families.composite import Product as Product
 from pullback._families.composite import masked as masked
+from pullback._families.counts import ZeroInflated as ZeroInflated
 from pullback._families.directional import VonMisesFisher as VonMisesFisher
 from pullback._families.information import Information as Information
 from pullback._families.rules import blend as blend
@@ -32,7 +33,6 @@ from pullback._families.rules import most_uncertain as most_uncertain
 from pullback._families.rules import natural_and_mean as natural_and_mean
 from pullback._families.rules import rao_distance as rao_distance
 from pullback._families.score import score_information as score_information
-from pullback._families.zero_inflated import ZeroInflated as ZeroInflated
 from pullback._geometry.certificate import certify as certify
 from pullback._geometry.curvature import gaussian_curvature as gaussian_curvature
 from pullback._geometry.curvature import scalar_curvature as scalar_curvature

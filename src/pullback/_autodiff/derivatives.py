@@ -31,12 +31,6 @@ def pushforward(f: Map, z: Tensor, *, forward: bool = True) -> tuple[Tensors, Te
     return directional(f, z, _basis(z), forward=forward)
 
 
-@torch.no_grad()
-def jacobian(f: Map, z: Tensor, *, forward: bool = True) -> tuple[Tensors, Tensors]:
-    """`pushforward` for when its results are constants."""
-    return pushforward(f, z.detach(), forward=forward)
-
-
 def directional(f: Map, z: Tensor, v: Tensor, *, forward: bool = True) -> tuple[Tensors, Tensors]:
     """Values of ``f`` at ``z`` and its derivatives along ``k`` tangents at every code, ``v (k, *z.shape)``."""
     if forward:
@@ -73,12 +67,6 @@ def hessian(f: Callable[[Tensor], Tensor], z: Tensor, *, functional: bool = True
         (g,) = gradients(f(x), x)
         rows = [gradients(g, x, e, create_graph=keep)[0] for e in _basis(z)]
     return torch.stack(rows, dim=-2)
-
-
-@torch.no_grad()
-def constant_hessian(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    """`hessian` for when its result is a constant, which is faster."""
-    return hessian(f, z, functional=False)
 
 
 def jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:

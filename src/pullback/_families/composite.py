@@ -114,8 +114,7 @@ class Product(Distribution):
     def summed(self, values: Sequence[Tensor]) -> Tensor:
         """Adds values of the parts, each of shape ``(..., *batch_shape, *features)``, over parts and features."""
         pairs = zip(values, map(self.features, self.components), strict=True)
-        sums = [x[..., None].flatten(x.ndim - len(features)).sum(-1) for x, features in pairs]
-        return torch.stack(sums).sum(0)
+        return torch.stack([_flat(x, features).sum(-1) for x, features in pairs]).sum(0)
 
     def __repr__(self) -> str:
         return f"Product({', '.join(map(repr, self.components))})"
@@ -156,7 +155,6 @@ def masked(p: Distribution, seen: Tensor | Sequence[Tensor]) -> Distribution:
 
 
 def _split(p: Product, seen: Any) -> Sequence[Any]:
-    """The masks of the parts of a product."""
     if not isinstance(seen, Tensor) and len(seen) == len(p.components) and not isinstance(seen[0], (bool, int)):
         return seen
     mask = torch.as_tensor(seen, dtype=torch.bool)

@@ -225,7 +225,6 @@ fades(VonMisesFisher, loc=DIRECTION, concentration=FAINT)
 
 
 def _direction(p: Directions) -> Tensor:
-    """The mean direction, as a unit vector."""
     return p.loc if isinstance(p, VonMisesFisher) else torch.stack([torch.cos(p.loc), torch.sin(p.loc)], -1)
 
 

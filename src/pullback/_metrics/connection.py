@@ -137,7 +137,6 @@ class Embedding:
 
 
 def _flat_coordinates(metric: Metric) -> Map:
-    """Natural and mean parameters of what a decoder decodes to."""
     if not isinstance(metric, FisherRaoMetric):
         raise TypeError(
             "α-connections belong to the Fisher-Rao geometry of an exponential family, not to "

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import Map, Tensors, constant_hessian, gradients, jet
+from pullback._autodiff.derivatives import Map, Tensors, gradients, hessian, jet
 from pullback._families.information import Information, Maps
 
 
@@ -265,11 +265,10 @@ class Frame:
             values = self.maps(x, self.origin) if eta_at is None else eta_at(x)
             return _total([(y * f).flatten(x.ndim - 1).sum(-1) for y, f in zip(values, held, strict=True)])
 
-        blocks = _total([*bends, constant_hessian(work, self.z)])
+        blocks = _total([*bends, hessian(work, self.z.detach(), functional=False)])
         return 1 / len(forces) * (blocks + blocks.mT)
 
     def _split(self, forces: list[Tensor]) -> Iterator[tuple[Part, list[Tensor]]]:
-        """Each part with the forces on it."""
         pieces = zip(*(f.split(self.sizes, -1) for f in forces), strict=True)
         return zip(self.parts, map(list, pieces), strict=True)
 

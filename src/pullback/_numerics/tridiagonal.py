@@ -52,7 +52,6 @@ def solve_tridiagonal(
 
 
 def _eliminate(diagonal: Tensor, upper: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
-    """Eliminates node by node, and substitutes back."""
     block, load, solved, info = diagonal[:, 0], rhs[:, 0, :, None], [], []
     for i in range(diagonal.shape[1]):
         coupled = upper[:, i] if i < upper.shape[1] else load[..., :0]
