@@ -21,10 +21,11 @@ from pullback._decoders.reading import WithPrior as WithPrior
 from pullback._decoders.reading import WithReading as WithReading
 from pullback._decoders.reweighted import Reweighted as Reweighted
 from pullback._decoders.support import Support as Support
+from pullback._families.composite import Product as Product
+from pullback._families.composite import masked as masked
+from pullback._families.counts import ZeroInflated as ZeroInflated
 from pullback._families.directional import VonMisesFisher as VonMisesFisher
 from pullback._families.information import Information as Information
-from pullback._families.masked import masked as masked
-from pullback._families.product import Product as Product
 from pullback._families.rules import blend as blend
 from pullback._families.rules import embed as embed
 from pullback._families.rules import fisher as fisher
@@ -32,7 +33,6 @@ from pullback._families.rules import most_uncertain as most_uncertain
 from pullback._families.rules import natural_and_mean as natural_and_mean
 from pullback._families.rules import rao_distance as rao_distance
 from pullback._families.score import score_information as score_information
-from pullback._families.zero_inflated import ZeroInflated as ZeroInflated
 from pullback._geometry.certificate import certify as certify
 from pullback._geometry.curvature import gaussian_curvature as gaussian_curvature
 from pullback._geometry.curvature import scalar_curvature as scalar_curvature
@@ -64,7 +64,7 @@ from pullback._metrics.wasserstein import WassersteinMetric as WassersteinMetric
 from pullback._solvers.base import ConvergenceError as ConvergenceError
 from pullback._solvers.base import Solver as Solver
 from pullback._solvers.gauss_newton import GaussNewton as GaussNewton
-from pullback._starts.code_graph import CodeGraph as CodeGraph
+from pullback._starts.graph import CodeGraph as CodeGraph
 from pullback._starts.graph import Graph as Graph
 from pullback._starts.lattice import Lattice as Lattice
 

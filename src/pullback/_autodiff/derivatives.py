@@ -28,13 +28,7 @@ Map = Callable[[Tensor], Tensors]
 def pushforward(f: Map, z: Tensor, *, forward: bool = True) -> tuple[Tensors, Tensors]:
     """Values ``(*batch, *out)`` and Jacobians ``(d, *batch, *out)`` of ``f`` at every code ``(*batch, d)``."""
     # forward: whether all operations of f have a forward-mode rule; `pullback._decoders.probe` knows it of a decoder
-    return directional(f, z, _basis(z), forward=forward)
-
-
-@torch.no_grad()
-def jacobian(f: Map, z: Tensor, *, forward: bool = True) -> tuple[Tensors, Tensors]:
-    """`pushforward` for when its results are constants."""
-    return pushforward(f, z.detach(), forward=forward)
+    return directional(f, z, basis(z), forward=forward)
 
 
 def directional(f: Map, z: Tensor, v: Tensor, *, forward: bool = True) -> tuple[Tensors, Tensors]:
@@ -65,20 +59,14 @@ def hessian(f: Callable[[Tensor], Tensor], z: Tensor, *, functional: bool = True
     if functional:
         with Rewritten():
             pull = torch.func.vjp(torch.func.grad(lambda w: f(w).sum()), z)[1]
-            return torch.stack([pull(e)[0] for e in _basis(z)], dim=-2)
+            return torch.stack([pull(e)[0] for e in basis(z)], dim=-2)
     keep = differentiable(z)
     with torch.inference_mode(False), torch.enable_grad(), Rewritten():
         # Not z itself: f may hold constants that depend on z, such as the other end of a divergence.
         x = z.view_as(z) if keep else z.detach().clone().requires_grad_()
         (g,) = gradients(f(x), x)
-        rows = [gradients(g, x, e, create_graph=keep)[0] for e in _basis(z)]
+        rows = [gradients(g, x, e, create_graph=keep)[0] for e in basis(z)]
     return torch.stack(rows, dim=-2)
-
-
-@torch.no_grad()
-def constant_hessian(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    """`hessian` for when its result is a constant, which is faster."""
-    return hessian(f, z, functional=False)
 
 
 def jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensors, list[Tensor], list[Tensor]]:
@@ -91,7 +79,7 @@ def jet(f: Map, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensors, list[Tensor],
         y = [torch.zeros_like(value, requires_grad=True) for value in values]
         (g,) = gradients(values, x, y)
         (h,) = gradients(g, x, v)
-        rows = [gradients(g, y, e, create_graph=keep) for e in _basis(z)]
+        rows = [gradients(g, y, e, create_graph=keep) for e in basis(z)]
         bent = [gradients(h, y, u, create_graph=keep) for u in w]
     first = [torch.stack(columns, -2) for columns in zip(*rows, strict=True)]
     second = [torch.stack(columns, -1) for columns in zip(*bent, strict=True)]
@@ -127,8 +115,8 @@ def gradients(outputs: Any, inputs: Any, weights: Any = None, *, create_graph: b
     return torch.autograd.grad([y for y, _ in live], xs, [w for _, w in live], **options)
 
 
-def _basis(z: Tensor) -> Tensor:
-    """The ``d`` unit tangents at every code, ``(d, *batch, d)``."""
+def basis(z: Tensor) -> Tensor:
+    """The ``d`` unit tangents at every code or point, ``(d, *batch, d)``."""
     d = z.shape[-1]
     return _identity(d, z.dtype, z.device).reshape(d, *[1] * (z.ndim - 1), d).expand(d, *z.shape)
 

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pullback._curves.speed import equal_spacing
-from pullback._curves.steps import safe_sqrt, squared_steps
+from pullback._curves.steps import equal_spacing, safe_sqrt, squared_steps
 from pullback._decoders.contract import as_codes, real_numbers
 from pullback._metrics.base import Metric, broadcast, check_metric
 from pullback._numerics import spline

@@ -1,4 +1,4 @@
-"""Measuring many short steps at once: every code is decoded once, however many steps it takes part in."""
+"""Measuring many short steps at once, every code decoded once, and cutting curves into equally long ones."""
 
 from __future__ import annotations
 
@@ -81,3 +81,24 @@ def nearly_equal(a: Float[Tensor, "*batch d"], b: Float[Tensor, "*batch d"]) -> 
     """Which codes agree in half their digits: chords would be rounding there, and the path is a straight line."""
     size = torch.maximum(a.abs(), b.abs()).amax(-1)
     return (b - a).abs().amax(-1) <= torch.finfo(a.dtype).eps ** 0.5 * (1 + size)
+
+
+def equal_spacing(steps: Float[Tensor, "*batch m"], n: int) -> Float[Tensor, "*batch n"]:
+    """The n parameters in [0, 1] that cut a curve into equally long parts, given the lengths of its m uniform segments;
+    uniform for a curve of no length."""
+    resolution = torch.finfo(steps.dtype)
+    steps = steps + resolution.eps * steps.mean(-1, keepdim=True) + resolution.tiny
+    s = torch.nn.functional.pad(steps.cumsum(-1), (1, 0))
+    s = s / s[..., -1:]
+    u = torch.linspace(0, 1, n, dtype=s.dtype, device=s.device).expand(*s.shape[:-1], n).contiguous()
+    i = (torch.searchsorted(s, u, right=True) - 1).clamp(0, steps.shape[-1] - 1)
+    before, after = s.gather(-1, i), s.gather(-1, i + 1)
+    return (i + (u - before) / (after - before)) / steps.shape[-1]
+
+
+def mixed_steps(
+    lengths: Float[Tensor, "*batch m"], euclidean: Float[Tensor, "*batch m"], share: float
+) -> Float[Tensor, "*batch m"]:
+    """Steps as parts of the whole, of which the Euclidean lengths make up `share`: none is then passed in no time."""
+    first, second = (x / x.sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny) for x in (lengths, euclidean))
+    return torch.lerp(first, second, share)

@@ -22,8 +22,8 @@ from torch.distributions import Distribution, Independent, MultivariateNormal, N
 from pullback._decoders.contract import Decoder, DecoderError, observed, real_numbers
 from pullback._decoders.probe import check_callable, check_output, decoded
 from pullback._decoders.support import Support
+from pullback._families.composite import Product
 from pullback._families.location_scale import UnitNormal
-from pullback._families.product import Product
 from pullback._typing import Array, Float
 
 

@@ -12,8 +12,7 @@ from torch.distributions import Distribution
 from pullback._decoders.contract import Decoder, decode
 from pullback._decoders.probe import decoded
 from pullback._decoders.support import Support, check_support
-from pullback._families.fading import unsqueezed
-from pullback._families.rules import blend, most_uncertain
+from pullback._families.rules import blend, most_uncertain, unsqueezed
 from pullback._numerics.special import inverse_softplus
 from pullback._typing import Float
 

@@ -1,4 +1,4 @@
 """What is known about families of distributions. Each module registers the rules of its kind."""
 
 # These import the others.
-from pullback._families import categories, counts, directional, gaussian, positive, zero_inflated  # noqa: F401
+from pullback._families import counts, directional, gaussian, positive  # noqa: F401

@@ -1,8 +1,13 @@
-r"""Distributions made of others: independent features, products of families, fixed changes of variable, mixtures.
+r"""Distributions made of others: independent features, products of families, silent features, fixed changes of
+variable, mixtures.
 
 The information of independent parts is block-diagonal, so roots and embeddings are concatenated and distances add in
 squares. A fixed bijection of the data is a sufficient statistic, so it leaves the information, the statistic and every
 divergence as they are. The information of a mixture is an integral without a closed form and goes through the score.
+
+A feature that was not observed says nothing about the code. With weights :math:`w_f \in \{0, 1\}`, the log-density of
+what was observed is :math:`\sum_f w_f \log p(x_f | z)`, and its information :math:`\sum_f w_f I_f`: rules of the family
+carry over feature by feature.
 """
 
 from __future__ import annotations
@@ -10,7 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from itertools import takewhile
+from typing import Any, ClassVar
 
 import torch
 from torch import Size, Tensor
@@ -19,11 +25,177 @@ from torch.distributions import Distribution, Independent, MixtureSameFamily, Tr
 
 from pullback._autodiff.torch_internals import depends_on_code
 from pullback._families import rules
-from pullback._families.fading import unsqueezed
 from pullback._families.information import Information, Linear, MissingRuleError
-from pullback._families.masked import Masked
-from pullback._families.product import Product
 from pullback._families.score import score_information, tensors_in
+
+Values = tuple[Any, ...]
+
+
+class Product(Distribution):
+    r"""The distribution of independent parts of different families.
+
+    The ``batch_shape`` is the longest common prefix of the parts' batch shapes; further batch dimensions of a part are
+    its independent features. Samples, means and variances are tuples with one entry per part; `log_prob` and `entropy`
+    are summed over parts and features to ``batch_shape``.
+
+    Args:
+        *components: the parts, at least one.
+        validate_args: as for every distribution of torch.
+
+    >>> from torch.distributions import Normal, Poisson
+    >>> p = Product(Normal(torch.zeros(3, 2), torch.ones(3, 2)), Poisson(torch.ones(3)))
+    >>> p.batch_shape, [x.shape for x in p.sample()]
+    (torch.Size([3]), [torch.Size([3, 2]), torch.Size([3])])
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, *components: Distribution, validate_args: bool | None = None) -> None:
+        if not components or not all(isinstance(part, Distribution) for part in components):
+            kinds = ", ".join(type(part).__name__ for part in components) or "nothing"
+            raise TypeError(f"Product takes distributions as separate arguments, Product(p, q, ...); got {kinds}.")
+        self.components = components
+        sizes = zip(*(part.batch_shape for part in components), strict=False)
+        common = Size(same[0] for same in takewhile(lambda s: len(set(s)) == 1, sizes))
+        super().__init__(common, validate_args=validate_args)
+
+    @property
+    def has_rsample(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return all(part.has_rsample for part in self.components)
+
+    @property
+    def mean(self) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tuple(part.mean for part in self.components)
+
+    @property
+    def stddev(self) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tuple(part.stddev for part in self.components)
+
+    @property
+    def variance(self) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tuple(part.variance for part in self.components)
+
+    def sample(self, sample_shape: Any = ()) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tuple(part.sample(sample_shape) for part in self.components)
+
+    def rsample(self, sample_shape: Any = ()) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tuple(part.rsample(sample_shape) for part in self.components)
+
+    def log_prob(self, value: Values) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The joint log-density of a tuple, summed over parts and features."""
+        if not isinstance(value, (tuple, list)) or len(value) != len(self.components):
+            raise ValueError(
+                f"A value of this Product is a tuple of {len(self.components)} tensors, one for each part."
+            )
+        return self.summed([part.log_prob(x) for part, x in zip(self.components, value, strict=True)])
+
+    def entropy(self) -> Tensor:
+        """The sum of the parts' entropies."""
+        entropies = []
+        for part in self.components:
+            try:
+                entropies.append(part.entropy())
+            except NotImplementedError as error:
+                raise MissingRuleError(
+                    f"torch has no closed form of the entropy of {type(part).__name__}, a part of this Product. "
+                    "Estimate it from samples: -product.log_prob(product.sample((1000,))).mean(0)."
+                ) from error
+        return self.summed(entropies)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Product:
+        """The same parts with the batch shape expanded; their features stay."""
+        parts = (part.expand(Size(batch_shape) + self.features(part)) for part in self.components)
+        return Product(*parts, validate_args=False)
+
+    def features(self, part: Distribution) -> Size:
+        """The batch dimensions of a part that are its independent features."""
+        return part.batch_shape[len(self.batch_shape) :]
+
+    def summed(self, values: Sequence[Tensor]) -> Tensor:
+        """Adds values of the parts, each of shape ``(..., *batch_shape, *features)``, over parts and features."""
+        pairs = zip(values, map(self.features, self.components), strict=True)
+        return torch.stack([_flat(x, features).sum(-1) for x, features in pairs]).sum(0)
+
+    def __repr__(self) -> str:
+        return f"Product({', '.join(map(repr, self.components))})"
+
+
+def masked(p: Distribution, seen: Tensor | Sequence[Tensor]) -> Distribution:
+    """The distribution of the features that were seen; the others are silent.
+
+    Their log-density is zero whatever the value, NaN included, and they add nothing to the geometry. The mask may
+    differ from code to code where the distribution of all codes is at hand (training, `metric.tensor`); for a path it
+    is the same all the way, such as the features that both ends have.
+
+    Args:
+        p: a distribution with independent features, or a `Product` of such.
+        seen: True where a feature was observed, broadcastable to the batch shape of ``p``. For a `Product` one mask for
+            each part, or one of all features in a row.
+
+    Example:
+        >>> import torch, pullback as pb
+        >>> from torch.distributions import Normal
+        >>> p = pb.masked(Normal(torch.zeros(3), 1.0), torch.tensor([True, False, True]))
+        >>> p.log_prob(torch.tensor([0.0, float("nan"), 0.0]))
+        tensor([-0.9189,  0.0000, -0.9189])
+    """
+    if isinstance(p, Independent):
+        return Independent(masked(p.base_dist, seen), p.reinterpreted_batch_ndims, validate_args=False)
+    if isinstance(p, Product):
+        parts = zip(p.components, _split(p, seen), strict=True)
+        return Product(*(masked(part, mask) for part, mask in parts), validate_args=False)
+    mask = torch.as_tensor(seen, dtype=torch.bool, device=p.mean.device)
+    try:
+        return Masked(p, mask.expand(p.batch_shape))
+    except RuntimeError as error:
+        raise ValueError(
+            f"A mask of shape {tuple(mask.shape)} does not fit features of shape {tuple(p.batch_shape)}. Give True or "
+            "False for each feature, broadcastable to the batch shape of the distribution."
+        ) from error
+
+
+def _split(p: Product, seen: Any) -> Sequence[Any]:
+    if not isinstance(seen, Tensor) and len(seen) == len(p.components) and not isinstance(seen[0], (bool, int)):
+        return seen
+    mask = torch.as_tensor(seen, dtype=torch.bool)
+    sizes = [p.features(part).numel() for part in p.components]
+    if mask.shape[-1:] != (sum(sizes),):
+        raise ValueError(
+            f"A mask of shape {tuple(mask.shape)} does not fit the {sum(sizes)} features of this Product. Give one "
+            "mask for each part, or one with True or False for each feature in a row."
+        )
+    pairs = zip(mask.split(sizes, -1), map(p.features, p.components), strict=True)
+    return [part.unflatten(-1, features) if features else part[..., 0] for part, features in pairs]
+
+
+class Masked(Distribution):
+    """A distribution some of whose features are silent; made by `masked`. Moments and samples are of all features."""
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, base: Distribution, seen: Tensor) -> None:
+        self.base, self.seen = base, seen
+        super().__init__(base.batch_shape, base.event_shape, validate_args=False)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.base.mean
+
+    @property
+    def variance(self) -> Tensor:
+        return self.base.variance
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        return self.base.sample(sample_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        inside = self.seen[(..., *[None] * len(self.event_shape))]
+        harmless = self.base.sample().to(value.dtype)
+        return torch.where(self.seen, self.base.log_prob(torch.where(inside, value, harmless)), 0.0)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Masked:
+        return Masked(self.base.expand(batch_shape), self.seen.expand(batch_shape))
+
 
 Composite = Independent | Product | TransformedDistribution
 
@@ -123,7 +295,7 @@ def _(p: Composite, q: Composite) -> Tensor:
 
 rules.most_uncertain.register(Composite, lambda p: _rebuilt(p, [rules.most_uncertain(part) for part, _, _ in parts(p)]))
 rules.blend.register(
-    Composite, lambda p, q, s: _rebuilt(p, [rules.blend(a, b, unsqueezed(s, len(f))) for a, b, f in parts(p, q)])
+    Composite, lambda p, q, s: _rebuilt(p, [rules.blend(a, b, rules.unsqueezed(s, len(f))) for a, b, f in parts(p, q)])
 )
 
 
@@ -199,3 +371,41 @@ def _as(family: type[Distribution], p: Distribution) -> Any:
     if not isinstance(p, family):
         raise TypeError(f"Expected another {family.__name__}, not {type(p).__name__}: one decoder, one family.")
     return p
+
+
+@rules.fisher.register
+def _(p: Masked) -> Information:
+    r"""w I, with the weight as one more coordinate, so that it goes where the coordinates go."""
+    info, weight = rules.fisher(p.base), p.seen.to(p.base.mean)[..., None]
+    eta = torch.cat([info.eta, weight], -1)
+
+    def silenced(act: Any) -> Any:
+        if act is None:
+            return None
+        return lambda eta, u: eta[..., -1:] * act(eta[..., :-1], None if u is None else u[..., :-1])
+
+    root, product, isometry = map(silenced, (info.root, info.product, info.isometry))
+    padded = None if product is None else lambda eta, u: torch.nn.functional.pad(product(eta, u), (0, 1))
+    return Information(eta, root=root, product=padded, exact=info.exact, isometry=isometry)
+
+
+@rules.embed.register
+def _(p: Masked, origin: Distribution | None = None) -> rules.Dual | None:
+    dual = rules.embed(p.base, origin=origin.base if isinstance(origin, Masked) else None)
+    if dual is None:
+        return None
+    weight = p.seen[..., None]
+    phi = weight * dual[0]
+    return phi, phi if dual[0] is dual[1] else weight * dual[1]
+
+
+def _of_both(of_base: Any) -> Any:
+    """A measure of two distributions, of the features that both have seen."""
+    return lambda p, q, *options: (p.seen & q.seen) * of_base(p.base, q.base, *options)
+
+
+rules.rao_distance.register(Masked, _of_both(rules.rao_distance))
+rules.positive_kl.register(Masked, _of_both(rules.kl))
+rules.log_affinity.register(Masked, _of_both(rules.log_affinity))
+rules.most_uncertain.register(Masked, lambda p: Masked(rules.most_uncertain(p.base), p.seen))
+rules.blend.register(Masked, lambda p, q, s: Masked(rules.blend(p.base, q.base, s), p.seen))

@@ -1,8 +1,10 @@
-r"""Families of counts: lines.
+r"""Families of counts: lines; and of categories: points of a sphere.
 
 A family with one parameter is a line, and :math:`\phi = \int \sqrt{I}\, d\eta` is its arc length, known to
 statisticians as the variance-stabilizing transform: :math:`2\arcsin\sqrt p` for Bernoulli, :math:`2\sqrt\lambda` for
-Poisson. A sample of size *n* multiplies lengths by :math:`\sqrt n`.
+Poisson. The probabilities of categories form the positive orthant of a sphere of radius two, by :math:`2\sqrt p`
+(Fisher 1922; Rao 1945): the Fisher-Rao distance is the arc, and the chord of the embedding falls short of it at third
+order. A sample of size *n* multiplies lengths by :math:`\sqrt n`.
 
 Coordinates are logits wherever torch has them. Probabilities saturate: in single precision ``1 - p`` is zero beyond a
 logit of 17, where the decoder still moves. Given ``probs=``, the logits are taken from them as far as they tell.
@@ -12,27 +14,34 @@ Probabilities of exactly 0 or 1 are finite and do not move.
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
-from torch.distributions import Bernoulli, Binomial, ContinuousBernoulli, Geometric, NegativeBinomial, Poisson
+from torch import Size, Tensor
+from torch import distributions as td
+from torch.distributions import Bernoulli, Binomial, Distribution, Geometric, NegativeBinomial, Poisson, constraints
 from torch.nn.functional import logsigmoid
 
 from pullback._autodiff.torch_internals import given_probs, is_wrapped, plain_values
 from pullback._families import rules
-from pullback._families.fading import EVEN, FIXED, TENFOLD_ODDS, WIDE, fades, times
-from pullback._families.information import Information, MissingRuleError
+from pullback._families.composite import as_product
+from pullback._families.information import Information, Maps, MissingRuleError
+from pullback._families.rules import EVEN, KEPT, TENFOLD_ODDS, UNIFORM, WIDE, fades, times
 from pullback._numerics import special
 
 Trials = Bernoulli | Binomial
 Runs = Geometric | NegativeBinomial
+Categories = td.Categorical | td.OneHotCategorical | td.Multinomial
 
 fades(Bernoulli, probs=EVEN)
-fades(ContinuousBernoulli, probs=EVEN)
-fades(Binomial, total_count=FIXED, probs=EVEN)
+fades(td.ContinuousBernoulli, probs=EVEN)
+fades(Binomial, total_count=KEPT, probs=EVEN)
 fades(Geometric, probs=times(0.1))
-fades(NegativeBinomial, total_count=FIXED, logits=TENFOLD_ODDS)
+fades(NegativeBinomial, total_count=KEPT, logits=TENFOLD_ODDS)
 fades(Poisson, rate=WIDE)
+fades(td.Categorical, probs=UNIFORM)
+fades(td.OneHotCategorical, probs=UNIFORM)
+fades(td.Multinomial, total_count=KEPT, probs=UNIFORM)
 rules.FIXED.update({Binomial: "total_count", NegativeBinomial: "total_count"})
 
 
@@ -48,6 +57,10 @@ def _(p: Binomial) -> Information:
         return eta[..., 1:].sqrt() * _arc(eta[..., :1], None if eta0 is None else eta0[..., :1])
 
     return Information(eta, root=root, isometry=isometry)
+
+
+def _trials(p: Trials | Runs | Categories) -> Any:
+    return getattr(p, "total_count", 1)
 
 
 def _log_odds(p: Trials | Runs) -> Tensor:
@@ -128,11 +141,9 @@ def _(p: Trials | Runs, q: Trials | Runs) -> Tensor:
     trial = [(sign * p.logits, sign * q.logits) for sign in (1, -1)]
     terms = [special.weighted_excess(a.sigmoid(), b.sigmoid(), logsigmoid(b) - logsigmoid(a)) for a, b in trial]
     one = terms[0] + terms[1]
-    if isinstance(p, Geometric):
-        return one / torch.sigmoid(p.logits)
-    if isinstance(p, NegativeBinomial):
-        return p.total_count * one / torch.sigmoid(-p.logits)
-    return p.total_count * one if isinstance(p, Binomial) else one
+    if isinstance(p, Runs):
+        one = one / torch.sigmoid(-p.logits if isinstance(p, NegativeBinomial) else p.logits)
+    return _trials(p) * one
 
 
 @rules.log_affinity.register
@@ -143,22 +154,19 @@ def _(p: Trials | Runs, q: Trials | Runs, alpha: float) -> Tensor:
         return rules.no_affinity(p, q, alpha)
     rules.check_equal(rules.AFFINITY, "total_count", p, q)
     a, b = (alpha * logsigmoid(s * p.logits) + (1 - alpha) * logsigmoid(s * q.logits) for s in (1, -1))
-    if isinstance(p, Geometric):
-        return a - torch.log(-torch.expm1(b))
-    if isinstance(p, NegativeBinomial):
-        return p.total_count * (b - torch.log(-torch.expm1(a)))
-    return getattr(p, "total_count", 1) * torch.logaddexp(a, b)
+    on, end = (a, b) if isinstance(p, NegativeBinomial) else (b, a)
+    return _trials(p) * (end - torch.log(-torch.expm1(on)) if isinstance(p, Runs) else torch.logaddexp(a, b))
 
 
 @rules.fisher.register
-def _(p: ContinuousBernoulli) -> Information:
+def _(p: td.ContinuousBernoulli) -> Information:
     r"""Coordinate logit η, the natural parameter: I = 1/η² - 1/(4 sinh²(η/2)) = L'(η/2)/4, L Langevin's function."""
     return Information(p.logits[..., None], root=lambda eta, u: 0.5 * special.langevin_slope(0.5 * eta).sqrt() * u)
 
 
 @rules.natural_and_mean.register
 @rules.embed.register
-def _(p: ContinuousBernoulli, origin: ContinuousBernoulli | None = None) -> rules.Dual:
+def _(p: td.ContinuousBernoulli, origin: td.ContinuousBernoulli | None = None) -> rules.Dual:
     r"""The natural parameter η and the mean (1 + L(η/2))/2, up to its constant."""
     return p.logits[..., None], 0.5 * special.langevin(0.5 * p.logits)[..., None]
 
@@ -211,3 +219,161 @@ def _(p: NegativeBinomial, origin: NegativeBinomial | None = None) -> rules.Dual
         return None
     phi = (p.total_count.sqrt() * special.artanh_root_sigmoid(_log_odds(p)))[..., None]
     return phi, phi
+
+
+def _log_probs(p: Categories) -> Tensor:
+    """Logits, -inf for an impossible category."""
+    return torch.log(p.probs.clamp_min(torch.finfo(p.probs.dtype).tiny)) if given_probs(p) else p.logits
+
+
+def _root_probs(logits: Tensor) -> Tensor:
+    return torch.exp(0.5 * torch.log_softmax(logits, -1))
+
+
+@rules.fisher.register
+def _(p: Categories) -> Information:
+    r"""Coordinates logits: I = n (diag(p) - ppᵀ); φ = 2 √(n p), on a sphere of radius 2 √n."""
+    scale = math.sqrt(_trials(p))
+    # torch's logits are logarithms of probabilities, also when they move: the sphere is then entry by entry
+    maps = Maps(
+        lambda eta, _: (2 * scale * torch.exp(0.5 * eta),), lambda eta, _, u: (scale * torch.exp(0.5 * eta) * u,)
+    )
+
+    def root(eta: Tensor, u: Tensor) -> Tensor:
+        return scale * (_root_probs(eta) * (u - (torch.softmax(eta, -1) * u).sum(-1, keepdim=True)))
+
+    return Information(_log_probs(p), root=root, pair=maps, separable=True)
+
+
+@rules.rao_distance.register
+def _(p: Categories, q: Categories) -> Tensor:
+    r"""2 √n arccos Σ √(p q) = 4 √n arcsin(|√p - √q| / 2), for equal sample sizes n. (The paper prints half of it.)"""
+    rules.check_equal("Fisher-Rao distance", "total_count", p, q)
+    chord = torch.linalg.vector_norm(_root_probs(_log_probs(p)) - _root_probs(_log_probs(q)), dim=-1)
+    return 4 * math.sqrt(_trials(p)) * torch.asin(0.5 * chord)
+
+
+@rules.natural_and_mean.register
+def _(p: Categories) -> rules.Dual:
+    """T = x, the counts. They add up to n, so logits count up to a constant, which no chord sees."""
+    return p.logits, _trials(p) * p.probs
+
+
+@rules.positive_kl.register
+def _(p: Categories, q: Categories) -> Tensor:
+    r""":math:`n \sum_i p_i\, g(\log q_i - \log p_i)`."""
+    rules.check_equal("Kullback-Leibler divergence", "total_count", p, q)
+    logits, others = p.logits.log_softmax(-1), q.logits.log_softmax(-1)
+    return _trials(p) * special.weighted_excess(logits.exp(), others.exp(), others - logits).sum(-1)
+
+
+@rules.log_affinity.register
+def _(p: Categories, q: Categories, alpha: float) -> Tensor:
+    r""":math:`n \log \sum_i p_i^\alpha q_i^{1-\alpha}` from logits."""
+    rules.check_equal(rules.AFFINITY, "total_count", p, q)
+    return _trials(p) * torch.logsumexp(alpha * p.logits + (1 - alpha) * q.logits, dim=-1)
+
+
+class ZeroInflated(Distribution):
+    r"""Counts of a base distribution, of which some are replaced by zeros: the likelihood of single-cell models.
+
+    With probability π (the *gate*) a count is zero for another reason: :math:`p(x) = \pi\, [x = 0] + (1 - \pi)\, b(x)`.
+
+    Args:
+        base: a `Poisson`, `NegativeBinomial` or `Geometric` distribution.
+        gate_logits: log-odds of the probability that a count is replaced, broadcastable to the base's batch shape.
+        validate_args: as for every distribution of torch.
+
+    >>> p = ZeroInflated(Poisson(torch.tensor(2.0)), gate_logits=torch.tensor(0.0))
+    >>> p.mean, p.log_prob(torch.tensor(0.0)).exp()  # half of the counts, and ½ + ½ e⁻²
+    (tensor(1.), tensor(0.5677))
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"gate_logits": constraints.real}
+    support = constraints.nonnegative_integer  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, base: Distribution, gate_logits: Tensor, validate_args: bool | None = None) -> None:
+        shape = torch.broadcast_shapes(base.batch_shape, gate_logits.shape)
+        self.base = base.expand(shape)
+        self.gate_logits = gate_logits.expand(shape)
+        super().__init__(shape, validate_args=validate_args)
+
+    @property
+    def mean(self) -> Tensor:
+        return torch.sigmoid(-self.gate_logits) * self.base.mean
+
+    @property
+    def variance(self) -> Tensor:
+        r""":math:`(1 - \pi)(v + \pi m^2)` with the mean m and the variance v of the base."""
+        gate = torch.sigmoid(self.gate_logits)
+        return torch.sigmoid(-self.gate_logits) * (self.base.variance + gate * self.base.mean**2)
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        x = self.base.sample(sample_shape)
+        return torch.where(torch.rand_like(x) < torch.sigmoid(self.gate_logits), 0, x)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        kept = logsigmoid(-self.gate_logits) + self.base.log_prob(value)
+        return torch.where(value == 0, torch.logaddexp(logsigmoid(self.gate_logits), kept), kept)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> ZeroInflated:
+        base, gate = self.base.expand(Size(batch_shape)), self.gate_logits.expand(batch_shape)
+        return ZeroInflated(base, gate, validate_args=False)
+
+
+def _log_zero(base: Distribution, eta: Tensor) -> tuple[Tensor, Tensor]:
+    """The log-probability of a zero as a function of the coordinates of the base's information, and its gradient."""
+    if isinstance(base, Poisson):
+        return -eta[..., 0], -torch.ones_like(eta)
+    if isinstance(base, Geometric):
+        return logsigmoid(-eta[..., 0]), -torch.sigmoid(eta)
+    if isinstance(base, NegativeBinomial):
+        r, logits = eta.unbind(-1)
+        stop = logsigmoid(-logits)
+        return r * stop, torch.stack([stop, -r * torch.sigmoid(logits)], -1)
+    name = type(base).__name__
+    raise MissingRuleError(
+        f"ZeroInflated knows the probability of a zero for Poisson, NegativeBinomial and Geometric, not for {name}. "
+        "Use pullback.ScoreMetric(decoder), which needs only sample and log_prob."
+    )
+
+
+@rules.fisher.register
+def _(p: ZeroInflated) -> Information:
+    r"""Coordinates: the logit of the gate, then those of the base. The information is that of a Bernoulli variable with
+    the probability :math:`f = \pi + (1 - \pi)\, b(0)` of a zero, plus that of the base b without its zeros,
+
+    .. math:: I = f (1 - f)\, \nabla\ell\, \nabla\ell^\top + (1 - \pi)\Big(I_b - \frac{b(0)}{1 - b(0)}\, s_0
+       s_0^\top\Big), \qquad \ell = \operatorname{logit} f, \quad s_0 = \nabla \log b(0).
+    """
+    base, info = p.base, rules.fisher(p.base)
+    of_base = as_product(info)
+
+    def product(eta: Tensor, u: Tensor) -> Tensor:
+        gate, rest, du = eta[..., 0], eta[..., 1:], u[..., 1:]
+        log_b0, s0 = _log_zero(base, rest)
+        # logit f = log(π + (1 - π) b₀) - log((1 - π)(1 - b₀)) = log(odds + b₀) - log(1 - b₀), odds = π / (1 - π).
+        log_rest = torch.log(-torch.expm1(log_b0))
+        logit = torch.logaddexp(gate, log_b0) - log_rest
+        # The gradient of logit f: by the gate, and by log b₀ with the derivative 1 - by_gate + b₀ / (1 - b₀).
+        by_gate, odds = torch.sigmoid(gate - log_b0), torch.exp(log_b0 - log_rest)[..., None]
+        slope = torch.sigmoid(log_b0 - gate)[..., None] + odds
+        gradient = torch.cat([by_gate[..., None], slope * s0], -1)
+        variance = (torch.sigmoid(logit) * torch.sigmoid(-logit))[..., None]
+        size = torch.sigmoid(-gate)[..., None] * (of_base(rest, du) - odds * s0 * (s0 * du).sum(-1, keepdim=True))
+        return variance * gradient * (gradient * u).sum(-1, keepdim=True) + torch.nn.functional.pad(size, (1, 0))
+
+    return Information(torch.cat([p.gate_logits[..., None], info.eta], -1), product=product)
+
+
+# The base becomes uncertain, and the gate a fair coin.
+rules.most_uncertain.register(
+    ZeroInflated,
+    lambda p: ZeroInflated(rules.most_uncertain(p.base), torch.zeros_like(p.gate_logits), validate_args=False),
+)
+
+
+@rules.blend.register
+def _(p: ZeroInflated, q: ZeroInflated, s: Tensor) -> Distribution:
+    gate = torch.lerp(torch.sigmoid(p.gate_logits), torch.sigmoid(q.gate_logits), s)
+    return ZeroInflated(rules.blend(p.base, q.base, s), torch.logit(gate), validate_args=False)

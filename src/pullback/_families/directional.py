@@ -29,8 +29,8 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, Gamma, VonMises, constraints, register_kl
 
 from pullback._families import rules
-from pullback._families.fading import DIRECTION, FAINT, SAME, fades
 from pullback._families.information import Information
+from pullback._families.rules import DIRECTION, FAINT, SAME, fades
 from pullback._numerics.special import Resultant, resultant
 from pullback._typing import Float
 
@@ -225,7 +225,6 @@ fades(VonMisesFisher, loc=DIRECTION, concentration=FAINT)
 
 
 def _direction(p: Directions) -> Tensor:
-    """The mean direction, as a unit vector."""
     return p.loc if isinstance(p, VonMisesFisher) else torch.stack([torch.cos(p.loc), torch.sin(p.loc)], -1)
 
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from pullback._families.gaussian import wasserstein2
 from pullback._families.rules import kl, log_affinity
 from pullback._families.score import fixed_noise, tensors_in
-from pullback._families.wasserstein import wasserstein2
 from pullback._numerics.random import RandomState, as_seed
 from pullback._numerics.special import excess
 

@@ -3,27 +3,32 @@ r"""Multivariate normals, with a full covariance or with a diagonal plus a few f
 The information of N(μ, Σ) is :math:`d\mu^\top \Sigma^{-1} d\mu + \tfrac12 \mathrm{tr}(\Sigma^{-1} d\Sigma)^2`
 (Skovgaard, "A Riemannian geometry of the multivariate normal model", 1984). It never needs Σ⁻¹: with Σ = LLᵀ and X =
 L⁻¹dL, lower triangular, it is |L⁻¹dμ|² + Σ_{i>j} X_ij² + 2 Σ_i X_ii². With Σ = WWᵀ + diag(δ) it never needs a matrix of
-the size of Σ either.
+the size of Σ either. Last, the 2-Wasserstein geometry of Gaussians: how far mass moves from one to the other.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import LowRankMultivariateNormal, MultivariateNormal
+from torch.distributions import Distribution, Independent, LowRankMultivariateNormal, MultivariateNormal, Normal
 from torch.linalg import solve_triangular
 
-from pullback._families.fading import SAME, WIDE, fades, times
+from pullback._families import rules
+from pullback._families.composite import Product, blocks, total
 from pullback._families.information import Information, MissingRuleError
-from pullback._families.rules import Dual, embed, fisher, log_affinity, natural_and_mean, rao_distance
+from pullback._families.rules import SAME, WIDE, fades, times
+from pullback._numerics.matrix_roots import lyapunov, sqrtm
+
+Full = MultivariateNormal | LowRankMultivariateNormal
 
 fades(MultivariateNormal, loc=SAME, scale_tril=WIDE)
 fades(LowRankMultivariateNormal, loc=SAME, cov_factor=WIDE, cov_diag=times(100.0))
 
 
-@fisher.register
+@rules.fisher.register
 def _(p: MultivariateNormal) -> Information:
     """Coordinates (μ, L), the location and the rows of the lower triangle of the Cholesky factor of Σ."""
     dim = p.event_shape[0]
@@ -36,9 +41,9 @@ def _(p: MultivariateNormal) -> Information:
     return Information(torch.cat([p.loc, _pack(p.scale_tril)], -1), root=root)
 
 
-@natural_and_mean.register
-@embed.register
-def _(p: MultivariateNormal, origin: MultivariateNormal | None = None) -> Dual:
+@rules.natural_and_mean.register
+@rules.embed.register
+def _(p: MultivariateNormal, origin: MultivariateNormal | None = None) -> rules.Dual:
     r"""Natural and mean parameters (Σ⁻¹μ, -½Σ⁻¹), (μ, Σ + μμᵀ), after the affine map that takes the origin to N(0, 1).
 
     Both matrices are taken relative to the identity, Σ⁻¹ - 1 = -Σ⁻¹(Σ - 1), so that small chords do not cancel.
@@ -51,7 +56,7 @@ def _(p: MultivariateNormal, origin: MultivariateNormal | None = None) -> Dual:
     return phi, torch.cat([loc, _pack(moment)], -1)
 
 
-@rao_distance.register
+@rules.rao_distance.register
 def _(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
     r"""In the frame where p is N(0, 1) and q is N(m, S), if m is an eigenvector of S (or zero): S m = s m.
 
@@ -133,8 +138,8 @@ def _unpack(entries: Tensor, dim: int) -> Tensor:
     return entries[..., position].tril()
 
 
-@log_affinity.register
-def _(p: MultivariateNormal | LowRankMultivariateNormal, q: MultivariateNormal, alpha: float) -> Tensor:
+@rules.log_affinity.register
+def _(p: Full, q: MultivariateNormal, alpha: float) -> Tensor:
     r"""As for the Normal, with :math:`V = \alpha\Sigma_q + (1-\alpha)\Sigma_p`; infinite where V is not positive."""
     V = alpha * q.covariance_matrix + (1 - alpha) * p.covariance_matrix
     L, info = torch.linalg.cholesky_ex(V)
@@ -146,7 +151,7 @@ def _(p: MultivariateNormal | LowRankMultivariateNormal, q: MultivariateNormal, 
     return torch.where(info == 0, value, torch.inf)
 
 
-@fisher.register
+@rules.fisher.register
 def _(p: LowRankMultivariateNormal) -> Information:
     r"""Coordinates (μ, W, δ) with Σ = WWᵀ + diag(δ): covectors P dμ, P dΣ P W and ½ diag(P dΣ P), P = Σ⁻¹.
 
@@ -182,3 +187,60 @@ def _low_rank_product(dim: int, eta: Tensor, u: Tensor) -> Tensor:
     squares = ((Q @ (Q.mT @ (ddiag[..., None] * Q))) * Q).sum(-1)
     for_diag = (PdW * PW).sum(-1) + 0.5 * ((1 - 2 * (Q * Q).sum(-1)) * ddiag + squares)
     return torch.cat([Pdloc / root, (for_factor / root[..., None]).flatten(-2), for_diag / diag], -1)
+
+
+def wasserstein2(p: Distribution, q: Distribution) -> Tensor:
+    r"""The squared 2-Wasserstein distance of Gaussians, with scale 1.
+
+    .. math:: |\Delta\mu|^2 +
+       \mathrm{tr}\big(\Sigma_p + \Sigma_q - 2 (\Sigma_p^{1/2} \Sigma_q \Sigma_p^{1/2})^{1/2}\big),
+
+    which for independent features is :math:`|\Delta\mu|^2 + |\Delta\sigma|^2`. Olkin and Pukelsheim, "The distance
+    between two random vectors with given dispersion matrices" (1982). Its metric measures how far mass moves, not how
+    well p and q can be told apart: it depends on the units of the data.
+
+    >>> wasserstein2(Normal(torch.tensor(0.0), torch.tensor(1.0)), Normal(torch.tensor(3.0), torch.tensor(5.0)))
+    tensor(25.)
+    """
+    if isinstance(p, Independent | Product):
+        return total(wasserstein2, p, q)
+    other: Any = q
+    if isinstance(p, Normal):
+        return (p.loc - other.loc) ** 2 + (p.scale - other.scale) ** 2
+    p = _full(p)
+    # With Σ_p = LLᵀ, the trace is |L⁻ᵀ((Lᵀ Σ_q L)^½ - LᵀL)|²: nothing cancels.
+    L = torch.linalg.cholesky(p.covariance_matrix)
+    difference = sqrtm(L.mT @ other.covariance_matrix @ L) - L.mT @ L
+    moved = torch.linalg.solve_triangular(L.mT, difference, upper=True)
+    return ((p.loc - other.loc) ** 2).sum(-1) + (moved**2).sum((-2, -1))
+
+
+def bures(p: Distribution) -> Information:
+    """Coordinates of a Gaussian and Wasserstein's metric in them; with a root only where it is flat."""
+    if isinstance(p, Independent | Product):
+        return blocks(bures, p)
+    if isinstance(p, Normal):
+        return flat(torch.stack([p.loc, p.scale], dim=-1))
+    p = _full(p)
+    (n,) = p.event_shape
+
+    def product(eta: Tensor, u: Tensor) -> Tensor:
+        covariance, step = (x[..., n:].unflatten(-1, (n, n)) for x in (eta, u))
+        return torch.cat([u[..., :n], 0.5 * lyapunov(covariance, step).flatten(-2)], dim=-1)
+
+    return Information(torch.cat([p.loc, p.covariance_matrix.flatten(-2)], dim=-1), product=product)
+
+
+def flat(eta: Tensor) -> Information:
+    """Coordinates in which the metric is the identity."""
+    return Information(eta, root=lambda eta, u: u)
+
+
+def _full(p: Distribution) -> Full:
+    if not isinstance(p, Full):
+        raise MissingRuleError(
+            f"The Wasserstein distance has a closed form for Gaussians only, not for {type(p).__name__}. Use a Normal "
+            "or MultivariateNormal decoder, pullback.FisherRaoMetric(decoder), or pullback.EuclideanMetric(decoder) "
+            "for means and standard deviations."
+        )
+    return p

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pullback._autodiff.derivatives import basis
+
 Linear = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -88,10 +90,7 @@ class Information:
     @property
     def matrix(self) -> Tensor:
         """The information matrix in the coordinates ``eta``, shape ``(*b, k, k)``."""
-        k = self.eta.shape[-1]
-        basis = torch.eye(k, dtype=self.eta.dtype, device=self.eta.device)
-        u = basis.reshape(k, *[1] * (self.eta.ndim - 1), k).expand(k, *self.eta.shape)
-        return self.gram(self.eta, u, self.eta.ndim - 1)
+        return self.gram(self.eta, basis(self.eta), self.eta.ndim - 1)
 
     def gram(self, eta: Tensor, u: Tensor, num_batch: int) -> Tensor:
         r"""``uᵢᵀ I(eta) uⱼ`` for tangents ``u (m, *b, k)``, summed over all but the first `num_batch` dimensions."""

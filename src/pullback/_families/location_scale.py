@@ -29,8 +29,8 @@ from torch.types import _size
 
 from pullback._autodiff.torch_internals import depends_on_code
 from pullback._families import rules
-from pullback._families.fading import SAME, WIDE, fades, times
 from pullback._families.information import Information, Maps, MissingRuleError, planar
+from pullback._families.rules import SAME, WIDE, fades, times
 from pullback._numerics.special import excess, horner, log_gamma, log_ratio
 
 for _family in (Normal, Laplace, td.Cauchy, Gumbel, td.LogNormal):

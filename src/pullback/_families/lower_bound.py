@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, MultivariateNormal, TransformedDistribution, VonMises
 
-from pullback._families.composite import fixed_base
+from pullback._families.composite import Masked, Product, fixed_base
 from pullback._families.directional import VonMisesFisher
 from pullback._families.gaussian import closed_distance, embedded_distance
-from pullback._families.masked import Masked
-from pullback._families.product import Product
 from pullback._families.rules import KNOWN, embed, fixed_parameter, log_affinity, rao_distance
 from pullback._families.score import tensors_in
 

@@ -20,10 +20,10 @@ from torch.distributions import Beta, Dirichlet, Exponential, ExponentialFamily,
 
 from pullback._autodiff.rewrites import Rewritten
 from pullback._autodiff.torch_internals import exponential_family, forward_mode
-from pullback._families.fading import FLAT, SAME, SLOW, WIDE, fades, times
+from pullback._families import rules
 from pullback._families.information import Information, Maps, planar
 from pullback._families.location_scale import half_line
-from pullback._families.rules import Dual, fisher, log_affinity, natural_and_mean, no_affinity, positive_kl
+from pullback._families.rules import FLAT, SAME, SLOW, WIDE, fades, times
 from pullback._numerics.special import digamma, digamma_excess, excess, log_gamma, log_ratio, trigamma_excess
 
 fades(Exponential, rate=SLOW)
@@ -38,10 +38,10 @@ fades(td.Kumaraswamy, concentration1=FLAT, concentration0=FLAT)
 
 # λ, the rate: I = 1 / λ², T = x.
 half_line(Exponential, c=1, chart=lambda p: p.rate)
-natural_and_mean.register(Exponential, lambda p: (-p.rate[..., None], p.rate[..., None].reciprocal()))
+rules.natural_and_mean.register(Exponential, lambda p: (-p.rate[..., None], p.rate[..., None].reciprocal()))
 
 
-@fisher.register
+@rules.fisher.register
 def _(p: Gamma | InverseGamma) -> Information:
     r"""Coordinates (α, β), shape and rate: I = [[ψ₁(α), -1/β], [-1/β, α/β²]].
 
@@ -64,7 +64,7 @@ def _relative_mean(eta: Tensor, eta0: Tensor | None) -> tuple[Tensor, Tensor]:
     return log_mean, torch.expm1(log_mean)
 
 
-def _gamma_pair(eta: Tensor, eta0: Tensor | None) -> Dual:
+def _gamma_pair(eta: Tensor, eta0: Tensor | None) -> rules.Dual:
     r"""φ = (α, α(1 - 1/m)), ψ = (f(α) + log m - (m - 1), m - 1), m = α/β relative to the origin's.
 
     A linear image of the natural parameters (α, -β) and the inverse one of the mean parameters (ψ(α) - log β, α/β).
@@ -74,7 +74,7 @@ def _gamma_pair(eta: Tensor, eta0: Tensor | None) -> Dual:
     return planar([shape, -shape * torch.expm1(-log_mean)]), planar(psi)
 
 
-def _gamma_push(eta: Tensor, eta0: Tensor | None, u: Tensor) -> Dual:
+def _gamma_push(eta: Tensor, eta0: Tensor | None, u: Tensor) -> rules.Dual:
     """With α/m = β α₀/β₀ the second of φ is linear, too."""
     shape, (dshape, drate) = eta[..., 0], u.unbind(-1)
     scale0 = 1.0 if eta0 is None else eta0[..., 0] / eta0[..., 1]
@@ -84,8 +84,8 @@ def _gamma_push(eta: Tensor, eta0: Tensor | None, u: Tensor) -> Dual:
     return planar([dshape, dshape - scale0 * drate]), planar(psi)
 
 
-@natural_and_mean.register
-def _(p: Gamma) -> Dual:
+@rules.natural_and_mean.register
+def _(p: Gamma) -> rules.Dual:
     """T = (log x, x)."""
     shape, rate = torch.broadcast_tensors(p.concentration, p.rate)
     mean = torch.stack([torch.digamma(shape) - torch.log(rate), shape / rate], -1)
@@ -96,7 +96,7 @@ def _shape(p: Gamma | Exponential) -> Tensor:
     return torch.ones_like(p.rate) if isinstance(p, Exponential) else p.concentration
 
 
-@positive_kl.register
+@rules.positive_kl.register
 def _(p: Gamma | Exponential, q: Gamma | Exponential) -> Tensor:
     r"""With :math:`x = \log\beta_q/\beta_p`:
 
@@ -106,7 +106,7 @@ def _(p: Gamma | Exponential, q: Gamma | Exponential) -> Tensor:
     return log_gamma(other) - log_gamma(shape) + (shape - other) * (digamma(shape) + x) + shape * excess(x)
 
 
-@log_affinity.register
+@rules.log_affinity.register
 def _(p: Gamma | Exponential, q: Gamma | Exponential, alpha: float) -> Tensor:
     r"""The gap of :math:`\log\Gamma(a) - a \log b`."""
     theta, other = (torch.stack([_shape(r), r.rate], dim=-1) for r in (p, q))
@@ -127,7 +127,7 @@ def _alpha(p: Dirichlet | Beta) -> Tensor:
     return p.concentration if isinstance(p, Dirichlet) else planar([p.concentration1, p.concentration0])
 
 
-@fisher.register
+@rules.fisher.register
 def _(p: Dirichlet | Beta) -> Information:
     r"""Coordinates α (Beta: ``concentration1``, ``concentration0``): I = diag(ψ₁(α_i)) - ψ₁(α₀) 11ᵀ, α₀ = Σ α_i."""
     return Information(_alpha(p), root=_dirichlet_root, pair=Maps(_dirichlet_pair, _dirichlet_push))
@@ -157,7 +157,7 @@ def _relative_shares(alpha: Tensor, alpha0: Tensor | None) -> tuple[Tensor, Tens
     return alpha0 / total0, log_share, torch.expm1(log_share)
 
 
-def _dirichlet_pair(alpha: Tensor, alpha0: Tensor | None) -> Dual:
+def _dirichlet_pair(alpha: Tensor, alpha0: Tensor | None) -> rules.Dual:
     r"""φ = (α_i, α₀(π_i - π⁰_i), α₀), ψ = (f(α_i), log π_i/π⁰_i, -f(α₀) - KL(π⁰, π)), π = α/α₀.
 
     The natural parameters α and the mean ones ψ(α_i) - ψ(α₀) = f(α_i) - f(α₀) + log π_i; the part of Δα_i that leaves
@@ -170,7 +170,7 @@ def _dirichlet_pair(alpha: Tensor, alpha0: Tensor | None) -> Dual:
     return torch.cat([alpha, total * share0 * change, total], -1), psi
 
 
-def _dirichlet_push(alpha: Tensor, alpha0: Tensor | None, u: Tensor) -> Dual:
+def _dirichlet_push(alpha: Tensor, alpha0: Tensor | None, u: Tensor) -> rules.Dual:
     total, along = alpha.sum(-1, keepdim=True), u.sum(-1, keepdim=True)
     share0, _, change = _relative_shares(alpha, alpha0)
     slopes = [trigamma_excess(x) / x**2 for x in (alpha, total)]
@@ -179,14 +179,14 @@ def _dirichlet_push(alpha: Tensor, alpha0: Tensor | None, u: Tensor) -> Dual:
     return torch.cat([u, u - share0 * along, along], -1), torch.cat([slopes[0] * u, dlog_share, last], -1)
 
 
-@natural_and_mean.register
-def _(p: Dirichlet | Beta) -> Dual:
+@rules.natural_and_mean.register
+def _(p: Dirichlet | Beta) -> rules.Dual:
     """T = log x, of Beta also log(1 - x)."""
     alpha = _alpha(p)
     return alpha, torch.digamma(alpha) - torch.digamma(alpha.sum(-1, keepdim=True))
 
 
-@positive_kl.register
+@rules.positive_kl.register
 def _(p: Dirichlet | Beta, q: Dirichlet | Beta) -> Tensor:
     r""":math:`\sum_i h(\alpha_i, \beta_i) - h(\sum\alpha, \sum\beta)`, where
 
@@ -200,13 +200,13 @@ def _(p: Dirichlet | Beta, q: Dirichlet | Beta) -> Tensor:
     return gap(alpha, other).sum(-1) - gap(alpha.sum(-1), other.sum(-1))
 
 
-@log_affinity.register
+@rules.log_affinity.register
 def _(p: Dirichlet | Beta, q: Dirichlet | Beta, alpha: float) -> Tensor:
     r"""The gap of :math:`\sum_i \log\Gamma(\alpha_i) - \log\Gamma(\sum_i \alpha_i)`."""
     return _gap(_alpha(p), _alpha(q), alpha, lambda a: log_gamma(a).sum(-1) - log_gamma(a.sum(-1)))
 
 
-@positive_kl.register
+@rules.positive_kl.register
 def _(p: ExponentialFamily, q: ExponentialFamily) -> Tensor:
     r""":math:`A(\theta_q) - A(\theta_p) - \nabla A(\theta_p) \cdot (\theta_q - \theta_p)`.
 
@@ -219,11 +219,11 @@ def _(p: ExponentialFamily, q: ExponentialFamily) -> Tensor:
     return log_normalizer(*other) - value - slope
 
 
-@log_affinity.register
+@rules.log_affinity.register
 def _(p: ExponentialFamily, q: ExponentialFamily, alpha: float) -> Tensor:
     r"""The gap of the log-normalizer."""
     if type(p) is not type(q):
-        return no_affinity(p, q, alpha)
+        return rules.no_affinity(p, q, alpha)
     (theta, log_normalizer), (other, _) = exponential_family(p), exponential_family(q)
     between = tuple(alpha * a + (1 - alpha) * b for a, b in zip(theta, other, strict=True))
     gap = log_normalizer(*between) - alpha * log_normalizer(*theta) - (1 - alpha) * log_normalizer(*other)

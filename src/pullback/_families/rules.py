@@ -6,6 +6,8 @@ make it faster, or answer further questions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
@@ -256,6 +258,60 @@ def _no_fading(function: str, p: object) -> str:
         f"@pullback.most_uncertain.register on a function (p: {name}) -> {name} and @pullback.blend.register on (p: "
         f"{name}, q, s) -> {name}; or use pullback.Extrapolated(decoder, support), which needs neither."
     )
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Where a parameter goes as its family becomes uncertain away from the data, and how two of its values mix."""
+
+    target: Callable[[Any], Any]
+    mix: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.lerp
+
+
+def times(factor: float) -> Parameter:
+    return Parameter(lambda x: factor * x)
+
+
+def _constant(value: float) -> Parameter:
+    return Parameter(lambda x: x.new_tensor(value).expand_as(x))
+
+
+SAME = Parameter(lambda x: x)
+# A constant of the model, such as a number of trials.
+KEPT = Parameter(lambda x: x, lambda a, b, s: a)
+# The paper fixes neither factor. Ten times the width, or a thousandth of a rate, is far out for every decoder of its
+# experiments.
+WIDE, SLOW = times(10.0), times(1e-3)
+FLAT, FAINT, EVEN = _constant(1.0), _constant(0.1), _constant(0.5)
+UNIFORM = Parameter(lambda x: x.new_tensor(1 / x.shape[-1]).expand_as(x))
+DIRECTION = Parameter(lambda x: x, lambda a, b, s: torch.nn.functional.normalize(torch.lerp(a, b, s), dim=-1))
+# The odds mix, and logits are their logarithms.
+TENFOLD_ODDS = Parameter(
+    lambda x: x + torch.log(x.new_tensor(10.0)), lambda a, b, s: a + torch.log1p(s * torch.expm1(b - a))
+)
+
+
+def fades(family: Callable[..., Distribution], **parameters: Parameter) -> None:
+    """Registers `most_uncertain` and `blend` of a family whose parameters fade one by one; valid ones stay valid."""
+
+    def uncertain(p: Distribution) -> Distribution:
+        targets = {name: parameter.target(getattr(p, name)) for name, parameter in parameters.items()}
+        return family(**targets, validate_args=False)
+
+    def blended(p: Distribution, q: Distribution, s: Tensor) -> Distribution:
+        mixed = {}
+        for name, parameter in parameters.items():
+            a, b = getattr(p, name), getattr(q, name)
+            mixed[name] = parameter.mix(a, b, unsqueezed(s, torch.as_tensor(a).ndim - len(p.batch_shape)))
+        return family(**mixed, validate_args=False)
+
+    most_uncertain.register(family)(uncertain)
+    blend.register(family)(blended)
+
+
+def unsqueezed(s: Tensor, n: int) -> Tensor:
+    """With n more dimensions at the end."""
+    return s[(...,) + (None,) * n]
 
 
 @singledispatch

@@ -26,8 +26,7 @@ from pullback._numerics.random import as_generator
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import Solver
-from pullback._starts.code_graph import CodeGraph
-from pullback._starts.graph import Graph
+from pullback._starts.graph import CodeGraph, Graph
 from pullback._starts.lattice import Lattice
 from pullback._typing import Array, Bool, Codes, CodeSet, Float, Int
 

@@ -28,9 +28,9 @@ from pullback._curves.steps import MAX_DECODED, Marks
 from pullback._decoders.contract import as_codes, observe, unvalidated
 from pullback._decoders.extrapolated import Extrapolated
 from pullback._decoders.reading import WithPrior, WithReading
+from pullback._families.composite import Product
 from pullback._families.divergences import symmetrized_kl
 from pullback._families.information import MissingRuleError
-from pullback._families.product import Product
 from pullback._families.rules import embed
 from pullback._geometry.geodesic import Geodesic, geodesic
 from pullback._metrics.base import Metric

@@ -20,7 +20,7 @@ from pullback._geometry.geodesic import geodesic
 from pullback._metrics.fisher_rao import FisherRaoMetric
 from pullback._options import check_options
 from pullback._progress import progress
-from pullback._starts.code_graph import CodeGraph
+from pullback._starts.graph import CodeGraph
 from pullback._typing import CodeSet
 
 _ENTROPY_RISES, _MAY_LEAVE = 0.75, 0.05

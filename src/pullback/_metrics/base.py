@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import Tensors, jacobian
+from pullback._autodiff.derivatives import Tensors, pushforward
 from pullback._decoders.contract import Decoder, DecoderError, as_codes, observed
 from pullback._decoders.probe import route
 from pullback._decoders.support import Support
@@ -105,7 +105,9 @@ class Metric(abc.ABC):
     def frame_at(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> Frame:
         """The embedding's maps at ``z`` with their derivatives, for second-order solvers; constants."""
         z = as_codes(z, self)
-        values, jacobians = jacobian(lambda x: self._maps(x, origin), z, forward=self.has_forward_mode(z))
+        with torch.no_grad():
+            forward = self.has_forward_mode(z)
+            values, jacobians = pushforward(lambda x: self._maps(x, origin), z.detach(), forward=forward)
         return Frame(z, origin, values, self._maps, jacobians=jacobians)
 
     def jet_at(self, z: Tensor, v: Tensor, w: Tensor, *, centered: bool) -> tuple[list[Tensor], list[Tensor]]:

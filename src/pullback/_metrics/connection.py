@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import Map, differentiable, gradients, variable
+from pullback._autodiff.derivatives import Map, basis, differentiable, gradients, variable
 from pullback._decoders.contract import DecoderError, observe, unvalidated
 from pullback._families.rules import natural_and_mean
 from pullback._metrics.base import Metric, embedding_maps
@@ -51,11 +51,10 @@ def connection(
 ) -> Float[Tensor, "*batch d d"]:
     r"""The matrix :math:`w \mapsto -\Gamma(z)[v, w]`: how the coordinates of a tangent change as it moves."""
     d = z.shape[-1]
-    basis = torch.eye(d, dtype=z.dtype, device=z.device)[:, None]
     with unvalidated():
         rule, size = _rule(metric, z, alpha)
         parts = zip(*(x.reshape(-1, d).split(max(1, _CHUNK // size)) for x in (z, v)), strict=True)
-        return torch.cat([rule(x, u, basis.expand(-1, *x.shape)) for x, u in parts]).reshape(*z.shape, d)
+        return torch.cat([rule(x, u, basis(x)) for x, u in parts]).reshape(*z.shape, d)
 
 
 def _polarized(metric: Metric, z: Tensor, v: Tensor, w: Tensor | None = None) -> Tensor:
@@ -137,7 +136,6 @@ class Embedding:
 
 
 def _flat_coordinates(metric: Metric) -> Map:
-    """Natural and mean parameters of what a decoder decodes to."""
     if not isinstance(metric, FisherRaoMetric):
         raise TypeError(
             "α-connections belong to the Fisher-Rao geometry of an exponential family, not to "

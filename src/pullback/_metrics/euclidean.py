@@ -11,8 +11,8 @@ from torch.nn.functional import logsigmoid
 
 from pullback._decoders.contract import Decoder, observe
 from pullback._decoders.pullback import pulled_back
-from pullback._families.product import Product
-from pullback._families.wasserstein import flat
+from pullback._families.composite import Product
+from pullback._families.gaussian import flat
 from pullback._metrics.base import Metric, per_code
 from pullback._typing import Codes, Float
 

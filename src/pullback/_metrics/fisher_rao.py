@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import Tensors, differentiable, jacobian
+from pullback._autodiff.derivatives import Tensors, differentiable, pushforward
 from pullback._decoders.contract import Decoder, as_codes, decode, observe, observed
 from pullback._decoders.probe import has_constants, once
 from pullback._decoders.pullback import contracted, pulled_back, total
@@ -97,10 +97,10 @@ class FisherRaoMetric(Metric):
             found[:] = self._parts(x)
             return tuple(part.eta for part in found)
 
-        etas, tangents = jacobian(etas_at, z, forward=self.has_forward_mode(z))
         # one map needs no origin: its chords are plain differences
         away = origin is None or count == 1
         with torch.no_grad():
+            etas, tangents = pushforward(etas_at, z.detach(), forward=self.has_forward_mode(z))
             origins = [None] * len(etas) if away else [part.eta for part in self._parts(as_codes(origin, self))]
             parts = tuple(Part(z, *each) for each in zip(etas, tangents, origins, found, strict=True))
             values = [part.values for part in parts]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pullback._autodiff.derivatives import Map, Tensors, constant_hessian, gradients, jet
+from pullback._autodiff.derivatives import Map, Tensors, basis, gradients, hessian, jet
 from pullback._families.information import Information, Maps
 
 
@@ -89,9 +89,7 @@ class Part:
         if self.is_euclidean or k * k > d:
             return _crossed(self.pushed)
         # by the maps' derivatives in the coordinates, which are fewer than the codes
-        unit = torch.eye(k, dtype=self.eta.dtype, device=self.eta.device)
-        unit = unit.reshape(k, *[1] * (self.eta.ndim - 1), k).expand(k, *self.eta.shape)
-        phi, psi = self.maps.push(self.eta, self.origin, unit)
+        phi, psi = self.maps.push(self.eta, self.origin, basis(self.eta))
         here, there = ([x[:, :, nodes] for x in (phi, psi)] for nodes in (slice(-1), slice(1, None)))
         blocks = [torch.linalg.vecdot(x, y[:, None]) for x, y in zip(here, reversed(there), strict=True)]
         mixed = _mixed([row.unbind() for row in blocks[0] + blocks[1]], self.tangents[:, :, :-1])
@@ -265,11 +263,10 @@ class Frame:
             values = self.maps(x, self.origin) if eta_at is None else eta_at(x)
             return _total([(y * f).flatten(x.ndim - 1).sum(-1) for y, f in zip(values, held, strict=True)])
 
-        blocks = _total([*bends, constant_hessian(work, self.z)])
+        blocks = _total([*bends, hessian(work, self.z.detach(), functional=False)])
         return 1 / len(forces) * (blocks + blocks.mT)
 
     def _split(self, forces: list[Tensor]) -> Iterator[tuple[Part, list[Tensor]]]:
-        """Each part with the forces on it."""
         pieces = zip(*(f.split(self.sizes, -1) for f in forces), strict=True)
         return zip(self.parts, map(list, pieces), strict=True)
 

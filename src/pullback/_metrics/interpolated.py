@@ -257,7 +257,6 @@ class InterpolatedMetric(Metric):
 
 
 def _in_parts(mean: PointMean | GridMean, z: Tensor) -> Tensor:
-    """The means in bounded memory."""
     return torch.cat([mean.at(some) for some in z.split(max(1, _AT_ONCE // mean.size))])
 
 

@@ -12,7 +12,7 @@ from torch.distributions import Distribution, Independent
 from pullback._autodiff.derivatives import pushforward
 from pullback._decoders.contract import Decoder, DecoderError, check_finite, observe, observed, unvalidated
 from pullback._decoders.probe import facts
-from pullback._families.product import Product
+from pullback._families.composite import Product
 from pullback._families.score import fixed_noise, unbiased_weight
 from pullback._metrics.base import Metric, per_code
 from pullback._numerics.random import RandomState, as_seed

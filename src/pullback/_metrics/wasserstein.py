@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pullback._decoders.contract import Decoder, observe
 from pullback._decoders.pullback import pulled_back, total
-from pullback._families.wasserstein import bures, wasserstein2
+from pullback._families.gaussian import bures, wasserstein2
 from pullback._metrics.base import Metric, per_code
 from pullback._typing import Codes, Float
 

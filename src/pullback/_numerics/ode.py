@@ -158,7 +158,6 @@ class _Batch:
 def _advance(
     field: Field, batch: _Batch, kinked_rtol: float, max_steps: int, record: list[tuple[Tensor, ...]] | None
 ) -> _Batch:
-    """Tries one step for every trajectory."""
     last = batch.h >= 1 - batch.t
     h = torch.where(last, 1 - batch.t, batch.h)
     # thirteen stage velocities and the new state; the last stage is the first of the next step
@@ -241,7 +240,6 @@ def _polynomial(field: Field, y: Tensor, new: Tensor, stages: list[Tensor], h: T
 
 
 def _dense_output(record: list[tuple[Tensor, ...]], num_steps: Tensor, y: Tensor) -> DenseOutput:
-    """The steps of all trajectories in one padded table."""
     num = max([1, *num_steps.tolist()])
     knots = y.new_full((len(y), num + 1), torch.inf)
     knots[:, 0] = 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pullback._curves.curve import CubicSpline, Polyline
-from pullback._curves.speed import equal_spacing, mixed_steps
+from pullback._curves.steps import equal_spacing, mixed_steps
 from pullback._numerics.rows import beside, concatenate, moved_to, take
 from pullback._numerics.spline import lerp_nodes, refine
 from pullback._solvers.base import Solution, Status

@@ -19,7 +19,7 @@ from pullback._geometry.logarithm import logarithm
 from pullback._metrics.base import Metric
 from pullback._solvers.base import Solver
 from pullback._solvers.gauss_newton import GaussNewton
-from pullback._starts.code_graph import CodeGraph
+from pullback._starts.graph import CodeGraph
 from pullback._starts.lattice import Lattice
 from pullback._typing import Float
 

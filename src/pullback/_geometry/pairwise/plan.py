@@ -15,8 +15,7 @@ from torch import Tensor
 from pullback._geometry.geodesic import geodesic
 from pullback._metrics.base import Metric
 from pullback._solvers.base import Solver, Status, converged
-from pullback._starts.code_graph import CodeGraph
-from pullback._starts.graph import Graph
+from pullback._starts.graph import CodeGraph, Graph
 
 # The coordinates of a chunk of the result: (row, column) of a matrix, (k,) of a list.
 Block = tuple[int, ...]
