@@ -23,21 +23,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from scipy import sparse
-from scipy.spatial import KDTree
 from torch import Tensor
 
 from pullback._curves.steps import MAX_DECODED, safe_sqrt, squared_steps
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.certificate import lower_bounds
 from pullback._geometry.geodesic import solver_or_default
-from pullback._geometry.pairwise.engines import Engine, run
-from pullback._geometry.pairwise.matrix import default_batch_size
+from pullback._geometry.pairwise.matrix import Engine, default_batch_size, run
 from pullback._geometry.pairwise.plan import Job, Plan, Starts
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import Solver
-from pullback._starts.graph import nearest
 from pullback._typing import Array, Float
 
 # Candidates per neighbor asked for. With 4, all rows of 5,000 codes were certified, in 2 and 10 dimensions
@@ -299,10 +296,10 @@ def _candidates(metric: Metric, queries: Tensor, codes: Tensor, k: int, num: int
     points, is_bound = positions(metric, codes if own else torch.cat([codes, queries]))
     asked = points[-len(queries) :]
     index, flat, beyond = (x.cpu().numpy() for x in nearest_in_position(asked, points[: len(codes)], num, own=own))
-    known = np.isfinite(flat)
     # On the far side of a wall codes look alike and are not near, so those nearest in the latent space count too.
-    near = _near_in_latent_space(queries, codes, k, own)
-    row, column = np.concatenate([known.nonzero()[0], near[0]]), np.concatenate([index[known], near[1]])
+    near = [x.cpu().numpy() for x in nearest_in_position(queries.double(), codes.double(), k, own=own)]
+    known, index = np.isfinite(np.hstack([flat, near[1]])), np.hstack([index, near[0]])
+    row, column = known.nonzero()[0], index[known]
     if own:
         row, column = np.minimum(row, column), np.maximum(row, column)
     first, second = np.divmod(np.unique(row.astype(np.int64) * len(codes) + column), len(codes))
@@ -313,18 +310,6 @@ def _candidates(metric: Metric, queries: Tensor, codes: Tensor, k: int, num: int
     if own:
         row, column, pair = (np.concatenate(x) for x in ((first, second), (second, first), (pair, pair)))
     return _Candidates(first, second, lower, straight, beyond, row, column, pair, (len(queries), len(codes)))
-
-
-def _near_in_latent_space(queries: Tensor, codes: Tensor, num: int, own: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The codes nearest to each query; one more with `own`, as the nearest of all is the code itself."""
-    finite, asked = (np.flatnonzero(z.isfinite().all(-1).cpu().numpy()) for z in (codes, queries))
-    number = min(num + own, len(finite))
-    if not number or not len(asked):
-        return np.zeros(0, int), np.zeros(0, int)
-    places, ends = (z.cpu().double().numpy() for z in (codes, queries))
-    found = nearest(KDTree(places[finite]), ends[asked], number)[1]
-    row, column = np.repeat(asked, number), finite[found.ravel()]
-    return (row[row != column], column[row != column]) if own else (row, column)
 
 
 def _measured(metric: Metric, a: Tensor, b: Tensor, *pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
