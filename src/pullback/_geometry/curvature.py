@@ -22,6 +22,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from pullback._autodiff.derivatives import constant_hessian
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._metrics.connection import Embedding, acceleration
@@ -144,15 +145,11 @@ def _by_derivatives(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
     uv = 0.5 * (both - uu - vv)
     tensor = metric.tensor(z)
     change = (_inner(tensor, uv, uv) - _inner(tensor, uu, vv))[..., 0]
-    with torch.enable_grad():
-        s, t = (torch.zeros_like(z[..., :1], requires_grad=True) for _ in range(2))
-        # the second term makes it a function of both where the metric is constant
-        tensor = metric.tensor(z.detach() + s * u + t * v) + 0 * (s * t)[..., None]
-        mixed = _second(_inner(tensor, u, v), s, t)
-        straight = _second(_inner(tensor, u, u), t, t) + _second(_inner(tensor, v, v), s, s)
-    return change + (mixed - 0.5 * straight)[..., 0]
+    plane = torch.stack([u, v], -1)
 
+    def bends(a: Tensor, b: Tensor) -> Tensor:
+        """Second derivatives of M[a, b] in x, at z + x₀ u + x₁ v."""
+        along = lambda x: _inner(metric.tensor(z + (plane @ x[..., None])[..., 0]), a, b)[..., 0]  # noqa: E731
+        return constant_hessian(along, torch.zeros_like(z[..., :2]))
 
-def _second(f: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    (slope,) = torch.autograd.grad(f.sum(), s, create_graph=True)
-    return torch.autograd.grad(slope.sum(), t, retain_graph=True, materialize_grads=True)[0]
+    return change + bends(u, v)[..., 0, 1] - 0.5 * (bends(u, u)[..., 1, 1] + bends(v, v)[..., 0, 0])
