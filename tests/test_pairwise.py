@@ -24,6 +24,7 @@ import pullback as pb
 from helpers import network
 from problems import PROBLEMS
 from pullback import cli
+from pullback._geometry.pairwise import matrix
 from pullback._geometry.pairwise import store as stores
 from pullback._geometry.pairwise.store import fingerprint
 from pullback.results import Status
@@ -225,7 +226,7 @@ def test_another_job_is_refused_with_the_difference(finished, changed, words):
 
 
 def test_other_versions_are_refused(finished, monkeypatch):
-    monkeypatch.setattr(stores, "_version", lambda name: "9.9")
+    monkeypatch.setattr(matrix, "_version", lambda name: "9.9")
     with pytest.raises(ValueError, match=r"pullback is 9\.9 here and was"):
         resume(finished)
 

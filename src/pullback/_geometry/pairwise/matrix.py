@@ -12,6 +12,7 @@ import io
 import itertools
 import os
 import pickle
+import platform
 import re
 import tempfile
 import threading
@@ -19,6 +20,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,15 +31,23 @@ from joblib import Parallel, cpu_count, delayed
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from torch import Tensor
 
-from pullback._geometry.geodesic import solver_or_default
+from pullback._decoders.contract import unvalidated
+from pullback._geometry.geodesic import geodesic, solver_or_default
 from pullback._geometry.pairwise import store
-from pullback._geometry.pairwise.plan import Block, Job, Plan, Starts
+from pullback._geometry.pairwise.store import Block, Plan
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress
-from pullback._solvers.base import ConvergenceError, Solver, Status
+from pullback._solvers.base import ConvergenceError, Solver, Status, converged
+from pullback._starts.code_graph import CodeGraph
+from pullback._starts.graph import Graph
 from pullback._typing import Array, Float
 
+Starts = Graph | Sequence[Graph | None] | None
+
+# Of the layout of the store.
+_FORMAT = 1
+_NUM_PROBES = 8
 # Pairs solved together. On a core 64 take 23 ms per pair and 256 take 10 (--batch of benchmarks/distances.py). On a GPU
 # the few hard pairs of a batch take some hundred steps, however many the others are: as many as a part of its memory
 # holds (--all of the same, a trained VAE with d = 2).
@@ -155,6 +165,71 @@ def default_batch_size(codes: Tensor) -> int:
     # The memory of a pair's finest curve and of its Hessian on some 32 segments, four times each.
     per_pair = 4 * codes.element_size() * (1024 * d + 32 * d**2)
     return max(1, min(most, int(available / per_pair)))
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Everything a process needs to solve a block of the pairs that `plan` makes of the codes `first` and `second`."""
+
+    metric: Metric
+    first: Tensor
+    second: Tensor
+    plan: Plan
+    solver: Solver
+    init: Starts
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        starts = self.init if isinstance(self.init, (list, tuple)) else [self.init]
+        if not all(isinstance(start, Graph | None) for start in starts):
+            raise TypeError("init must be None, a fitted graph, or a list of them: a curve would fit one pair only.")
+
+    def solve(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
+        """Distances of the block's pairs, NaN where no path was found, and the `Status` of each."""
+        i, j = (torch.from_numpy(numbers).to(self.first.device) for numbers in self.plan.pairs(block))
+        a, b = self.first[i], self.second[j]
+        threads = torch.get_num_threads()
+        try:
+            if a.device.type == "cpu":
+                # Sums depend on how many threads share them, and processes, not threads, are what fills the cores.
+                torch.set_num_threads(1)
+            length, status = self._paths(a, b, self.init)
+            again = (~converged(status) & (status != Status.BAD_END_POINT)).nonzero()[:, 0]
+            if len(again) and self._graph is not None:
+                length[again], status[again] = self._paths(a[again], b[again], self._graph)
+        finally:
+            torch.set_num_threads(threads)
+        status[converged(status)] = Status.CONVERGED
+        length[status != Status.CONVERGED] = torch.nan
+        return length.cpu().numpy(), status.to(torch.int8).cpu().numpy()
+
+    @functools.cached_property
+    def _graph(self) -> CodeGraph | None:
+        """Where pairs that failed start again; None if no two codes can be joined."""
+        codes = torch.cat([self.first, self.second])
+        codes = codes[codes.isfinite().all(-1)]
+        if len(codes.unique(dim=0)) < 2:
+            return None
+        graph = CodeGraph.fit(self.metric, codes)
+        return graph if graph.weights.nnz else None
+
+    def _paths(self, a: Tensor, b: Tensor, init: Starts) -> tuple[Tensor, Tensor]:
+        """Lengths and statuses, a batch at a time; batches are halved where a device's memory does not hold them."""
+        length, status = a.new_zeros(len(a)), torch.zeros(len(a), dtype=torch.long, device=a.device)
+        begin, size = 0, self.batch_size
+        while begin < len(a):
+            here = slice(begin, begin + size)
+            try:
+                path = geodesic(self.metric, a[here], b[here], solver=self.solver, init=init)
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+                torch.cuda.empty_cache()
+                size //= 2
+            else:
+                length[here], status[here] = path.length.detach(), path.status
+                begin += size
+        return length, status
 
 
 class Solved(NamedTuple):
@@ -305,7 +380,7 @@ def run(
         raise ValueError(f'errors must be "nan" or "raise"; got {errors!r}.')
     folder, plan = None if out is None else Path(out), job.plan
     if folder is not None:
-        store.open_for(job, folder)
+        store.open_for(plan, manifest(job), folder)
         blocks = store.unfinished(folder, plan, blocks)
     result = None if folder is not None else np.full(plan.shape, np.nan, job.first.cpu().numpy().dtype)
     failures: list[tuple[int, int, str]] = []
@@ -331,3 +406,43 @@ def run(
 def _sentence(failures: Sequence[tuple[int, int, str]]) -> str:
     named = "; ".join(f"({i}, {j}): {message}" for i, j, message in failures[:_NUM_NAMED])
     return f"{len(failures)} pairs have no distance, also not from a graph, and are NaN. The first: {named}."
+
+
+def manifest(job: Job) -> dict[str, Any]:
+    """The facts that decide the numbers of a job, as JSON can hold them."""
+    plan = job.plan
+    return {
+        "format": _FORMAT,
+        "shape": list(plan.shape),
+        "block_size": plan.size,
+        "symmetric": plan.symmetric,
+        "pairs": "all" if plan.listed is None else store.fingerprint(*plan.listed),
+        "dtype": str(job.first.dtype).removeprefix("torch."),
+        "codes": store.fingerprint(job.first, job.second),
+        "metric": store.fingerprint(job.metric),
+        "metric_type": type(job.metric).__name__,
+        "probe": _probe(job),
+        "solver": repr(job.solver),
+        "init": "straight line" if job.init is None else store.fingerprint(job.init),
+        "batch_size": job.batch_size,
+        "versions": {name: _version(name) for name in ("pullback", "torch", "numpy", "python")},
+    }
+
+
+def _probe(job: Job) -> list[float | None]:
+    """A few squared steps, by which a metric is recognized even if its weights are out of sight."""
+    finite = job.first[job.first.isfinite().all(-1)][: _NUM_PROBES + 1]
+    if len(finite) < 2:
+        return []
+    with torch.no_grad(), unvalidated():
+        ds2 = job.metric.ds2(finite[:-1], finite[1:])
+    return [x if np.isfinite(x) else None for x in ds2.double().cpu().tolist()]
+
+
+def _version(name: str) -> str:
+    if name == "python":
+        return ".".join(platform.python_version_tuple()[:2])
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -29,8 +29,8 @@ from pullback._curves.steps import MAX_DECODED, safe_sqrt, squared_steps
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.certificate import lower_bounds
 from pullback._geometry.geodesic import solver_or_default
-from pullback._geometry.pairwise.matrix import Engine, default_batch_size, run
-from pullback._geometry.pairwise.plan import Job, Plan, Starts
+from pullback._geometry.pairwise.matrix import Engine, Job, Starts, default_batch_size, run
+from pullback._geometry.pairwise.store import Plan
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress

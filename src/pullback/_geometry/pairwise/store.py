@@ -16,8 +16,8 @@ import errno
 import functools
 import hashlib
 import inspect
+import itertools
 import os
-import platform
 import shutil
 import sysconfig
 import types
@@ -26,7 +26,6 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,12 @@ import torch
 from scipy import sparse
 from torch import Tensor, nn
 
-from pullback._decoders.contract import unvalidated
-from pullback._geometry.pairwise.plan import Block, Job, Plan
 from pullback._solvers.base import Status
 
+# The coordinates of a chunk of the result: (row, column) of a matrix, (k,) of a list.
+Block = tuple[int, ...]
+Slices = tuple[slice, ...]
 _UNFINISHED_WRITE = "*.partial"
-# Of the layout of the store.
-_FORMAT = 1
-_NUM_PROBES = 8
 # Of the probes: processors round differently, and other weights differ by much more.
 _PROBE_RTOL = 1e-6
 _OTHERS = {
@@ -55,6 +52,52 @@ _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device,
 # What every module has by itself: hooks and the like, and the dictionaries of its state, which is hashed by name.
 _EVERY_MODULE = frozenset(vars(nn.Module()))
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")})
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All pairs of two sets of codes, or of one with itself (each pair once, no code with itself); or a list of pairs.
+
+    The result has a `shape`, ``(n, m)`` or ``(number of pairs,)``, and is cut into blocks with sides of length `size`.
+    """
+
+    shape: tuple[int, ...]
+    size: int
+    symmetric: bool = False
+    listed: tuple[np.ndarray, np.ndarray] | None = None
+
+    def blocks(self) -> list[Block]:
+        """All blocks to be solved."""
+        sides = itertools.product(*(range(-(-n // self.size)) for n in self.shape))
+        return [block for block in sides if not self.symmetric or block[0] <= block[1]]
+
+    def slices(self, block: Block) -> Slices:
+        """Where a block is in the result."""
+        return tuple(slice(b * self.size, min((b + 1) * self.size, n)) for b, n in zip(block, self.shape, strict=True))
+
+    def pairs(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the first and of the second codes of a block's pairs."""
+        here = self.slices(block)
+        i, j = np.mgrid[here].reshape(2, -1) if self.listed is None else (numbers[here] for numbers in self.listed)
+        return (i[i < j], j[i < j]) if self._is_diagonal(block) else (i, j)
+
+    def writes(self, block: Block, values: np.ndarray) -> list[tuple[Slices, np.ndarray]]:
+        """What to write where for the values of a block's pairs. The chunk at `block` itself comes last."""
+        here, (i, j) = self.slices(block), self.pairs(block)
+        if self.listed is not None:
+            return [(here, values)]
+        matrix = np.zeros([s.stop - s.start for s in here], values.dtype)
+        matrix[i - here[0].start, j - here[1].start] = values
+        if self._is_diagonal(block):
+            return [(here, matrix + matrix.T)]
+        return [(here[::-1], matrix.T), (here, matrix)] if self.symmetric else [(here, matrix)]
+
+    def chunks(self, block: Block) -> list[Block]:
+        """The chunks that `writes` fills."""
+        return [block[::-1], block] if self.symmetric and not self._is_diagonal(block) else [block]
+
+    def _is_diagonal(self, block: Block) -> bool:
+        return self.symmetric and block[0] == block[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,12 +169,11 @@ class DistanceStore:
         return f"DistanceStore({str(self.path)!r}, shape={shape}, {done} of {self.num_blocks} blocks)"
 
 
-def open_for(job: Job, path: Path) -> None:
-    """Makes the store of a job, or finds that the one that is there is of the same job."""
-    facts = manifest(job)
+def open_for(plan: Plan, facts: dict[str, Any], path: Path) -> None:
+    """Makes a store for results that depend on certain facts, or finds that the one that is there is the same."""
     with _explained(path):
         if not path.exists():
-            _create(path, job.plan, facts)
+            _create(path, plan, facts)
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, "no permission")
     changed = difference(_read_manifest(path), facts)
@@ -255,27 +297,6 @@ def _zarr() -> Any:
     return zarr
 
 
-def manifest(job: Job) -> dict[str, Any]:
-    """The facts that decide the numbers of a job, as JSON can hold them."""
-    plan = job.plan
-    return {
-        "format": _FORMAT,
-        "shape": list(plan.shape),
-        "block_size": plan.size,
-        "symmetric": plan.symmetric,
-        "pairs": "all" if plan.listed is None else fingerprint(*plan.listed),
-        "dtype": str(job.first.dtype).removeprefix("torch."),
-        "codes": fingerprint(job.first, job.second),
-        "metric": fingerprint(job.metric),
-        "metric_type": type(job.metric).__name__,
-        "probe": _probe(job),
-        "solver": repr(job.solver),
-        "init": "straight line" if job.init is None else fingerprint(job.init),
-        "batch_size": job.batch_size,
-        "versions": {name: _version(name) for name in ("pullback", "torch", "numpy", "python")},
-    }
-
-
 def difference(stored: dict[str, Any], present: dict[str, Any]) -> str | None:
     """A sentence on the first fact in which two manifests differ; None if they agree."""
     stored, present = (facts | facts.get("versions", {}) for facts in (stored, present))
@@ -289,25 +310,6 @@ def difference(stored: dict[str, Any], present: dict[str, Any]) -> str | None:
         elif key != "versions" and there != here:
             return _OTHERS.get(key, f"{key} is {here} here and was {there} there")
     return None
-
-
-def _probe(job: Job) -> list[float | None]:
-    """A few squared steps, by which a metric is recognized even if its weights are out of sight."""
-    finite = job.first[job.first.isfinite().all(-1)][: _NUM_PROBES + 1]
-    if len(finite) < 2:
-        return []
-    with torch.no_grad(), unvalidated():
-        ds2 = job.metric.ds2(finite[:-1], finite[1:])
-    return [x if np.isfinite(x) else None for x in ds2.double().cpu().tolist()]
-
-
-def _version(name: str) -> str:
-    if name == "python":
-        return ".".join(platform.python_version_tuple()[:2])
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def fingerprint(*things: Any) -> str:
