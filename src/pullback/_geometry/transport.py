@@ -54,8 +54,6 @@ _INTEGRALS = [
 ]
 # Numbers in all Jacobians kept at once, 256 MB of float64.
 _CHUNK = 2**25
-# Newton-Schulz steps for the nearest rotation; a singular value of 0.1 takes nine to reach 1 to rounding.
-_POLAR_STEPS = 10
 
 # Transports, the error left in them, and whether it falls smoothly.
 Measured = tuple[Tensor, Tensor, Tensor]
@@ -166,10 +164,7 @@ def _romberg(metric: Metric, nodes: Tensor) -> Measured:
     best = _polar(torch.where(smooth[:, None, None], best, turns[0]))
     error = torch.where(smooth, (best - first[0]).abs().amax((-2, -1)), steps[0])
     matrix = torch.linalg.solve_triangular(factors[:, -1].mT, best @ factors[:, 0].mT, upper=True)
-    # steps so long that there is no nearest rotation: not yet an answer, but no failure either
-    finite, defined = torch.isfinite(matrix).all(-1).all(-1), torch.isfinite(factors).flatten(1).all(-1)
-    matrix = torch.where((~finite & defined)[:, None, None], 0.0, matrix)
-    return matrix, torch.where(finite, error * matrix.abs().amax((-2, -1)), torch.inf), smooth
+    return matrix, error * matrix.abs().amax((-2, -1)), smooth
 
 
 def _factors(tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,11 +199,10 @@ def _turn(jacobians: list[Tensor], factors: Tensor, floor: Tensor, stride: int) 
 
 
 def _polar(x: Tensor) -> Tensor:
-    """The orthogonal matrices next to matrices whose singular values lie between 0 and √3, by Newton-Schulz steps."""
-    eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    for _ in range(_POLAR_STEPS):
-        x = 0.5 * x @ (3 * eye - x.mT @ x)
-    return x
+    """The orthogonal matrices nearest to others; NaN where these are not finite."""
+    finite = torch.isfinite(x).all(-1).all(-1)[..., None, None]
+    left, _, right = torch.linalg.svd(torch.where(finite, x, 0))
+    return torch.where(finite, left @ right, torch.nan)
 
 
 def _product(steps: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ class LAND(DensityMixin, Estimator):
         self.codes_ = like(given.clone(), X)
         with torch.no_grad():
             paths = self._known_paths(refresh=True)
-            means = self._first_means(paths.on(given), codes, source)
+            means = first_means(paths.on(given), codes, self.n_components, source, self.init_means)
             nearest = paths.matrix(codes, means).argmin(1) if K > 1 else torch.zeros_like(codes[:, 0], dtype=torch.long)
             r = torch.nn.functional.one_hot(nearest, K).to(codes)
             groups = [codes[chosen > 0] for chosen in r.unbind(1)]
@@ -234,14 +234,6 @@ class LAND(DensityMixin, Estimator):
         kept = rejected(draw, n_samples, source, "the density is not where it was found to be. Raise num_points.")
         label = torch.multinomial(kept[:, d:].softmax(1), 1, generator=source)[:, 0]
         return like(kept[:, :d], self.means_), like(label, self.means_)
-
-    def _first_means(self, paths: Paths, codes: Tensor, source: torch.Generator) -> Tensor:
-        if self.init_means is None:
-            return first_means(paths, codes, self.n_components, source)
-        means, shape = torch.as_tensor(self.init_means).to(codes), (self.n_components, codes.shape[1])
-        if means.shape != shape:
-            raise ValueError(f"init_means has shape {tuple(means.shape)}; give one mean per component, {shape}.")
-        return means
 
     def _finish(self, problem: Problem, found: Fit, num: int, seed: int, X: Array) -> None:
         """Sets the attributes; normalization constants are computed once more, with new points, where the mass is."""
@@ -547,8 +539,13 @@ def _shares(r: Tensor) -> tuple[Tensor, ...]:
     return (r / r.sum(0).clamp_min(torch.finfo(r.dtype).tiny)).unbind(1)
 
 
-def first_means(paths: Paths, codes: Tensor, num: int, source: torch.Generator) -> Tensor:
-    """Centers to start from: k-means in flat space, k-medoids of squared distances in the graph elsewhere."""
+def first_means(paths: Paths, codes: Tensor, num: int, source: torch.Generator, given: Array | None = None) -> Tensor:
+    """Given means, or k-means in flat space and k-medoids of squared distances in the graph elsewhere."""
+    if given is not None:
+        means, shape = torch.as_tensor(given).to(codes), (num, codes.shape[1])
+        if means.shape != shape:
+            raise ValueError(f"init_means has shape {tuple(means.shape)}; give one mean per component, {shape}.")
+        return means
     if paths.is_flat:
         found = GeodesicKMeans(n_clusters=num, n_init=5, random_state=source).fit(codes)
         return torch.as_tensor(found.cluster_centers_).to(codes)
