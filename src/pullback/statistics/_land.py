@@ -379,8 +379,6 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Component:
-    """One normal density."""
-
     mean: Tensor
     precision: Tensor
     factor: Factor
@@ -427,8 +425,6 @@ class Slope(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How a component moves."""
-
     step: float = 1.0  # share of the step that is tried next
     exact: bool = False
     slope: Slope | None = None  # the last exact one

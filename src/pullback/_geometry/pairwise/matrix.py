@@ -157,7 +157,6 @@ def pairwise_distances(
 
 
 def default_batch_size(codes: Tensor) -> int:
-    """Pairs solved together."""
     most = _BATCH.get(codes.device.type, _BATCH["cuda"])
     if codes.device.type != "cuda":
         return most
@@ -292,7 +291,6 @@ class Engine:
             raise ValueError(f'devices are names such as ["cuda:0", "cuda:1"], at least one; got {self.devices}.')
 
     def solve(self, job: Job, blocks: Sequence[Block], folder: Path | None) -> Iterator[Solved]:
-        """Yields the blocks as they are finished."""
         if self.client is not None:
             return _on_dask(job, blocks, folder, self.client)
         if self.devices:

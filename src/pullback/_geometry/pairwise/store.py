@@ -67,7 +67,6 @@ class Plan:
     listed: tuple[np.ndarray, np.ndarray] | None = None
 
     def blocks(self) -> list[Block]:
-        """All blocks to be solved."""
         sides = itertools.product(*(range(-(-n // self.size)) for n in self.shape))
         return [block for block in sides if not self.symmetric or block[0] <= block[1]]
 
@@ -226,7 +225,6 @@ def unfinished(path: Path, plan: Plan, blocks: list[Block]) -> list[Block]:
 
 
 def finished(path: Path, num_solved: int) -> DistanceStore:
-    """The store after a run."""
     store = replace(DistanceStore.open(path), num_solved=num_solved)
     if store.complete:
         # What killed processes left half written; nobody writes to a finished store.
@@ -282,7 +280,6 @@ def _file(path: Path, array: str, chunk: Block) -> Path:
 
 
 def _written(path: Path, array: str) -> Iterator[Block]:
-    """The chunks that are there."""
     root = path / array / "c"
     for file in root.rglob("*"):
         if file.is_file() and not file.match(_UNFINISHED_WRITE):
