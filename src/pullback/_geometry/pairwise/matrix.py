@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -44,6 +44,8 @@ from pullback._starts.graph import Graph
 from pullback._typing import Array, Float
 
 Starts = Graph | Sequence[Graph | None] | None
+# Yields the blocks of a job as they are finished, written to a folder if there is one.
+Engine = Callable[["Job", Sequence[Block], Path | None], Iterator["Solved"]]
 
 # Of the layout of the store.
 _FORMAT = 1
@@ -136,7 +138,7 @@ def pairwise_distances(
     wanted = 1 << (max(shape) // _BLOCKS_PER_SIDE).bit_length()
     plan = Plan(shape, block_size or min(max(wanted, least), most), symmetric=Y is None)
     job = Job(metric, first, second, plan, solver_or_default(solver), init, batch_size or default_batch_size(first))
-    engine = Engine(n_jobs, client, devices)
+    engine = engine_for(n_jobs, client, devices)
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else num_bytes
     if out is None and num_bytes > _MEMORY_SHARE * available:
         raise MemoryError(
@@ -273,37 +275,32 @@ def _dumps(job: Job) -> bytes:
     return stream.getvalue()
 
 
-@dataclass(frozen=True, eq=False)
-class Engine:
-    """Who solves the blocks, with the options of `pullback.pairwise_distances`."""
-
-    n_jobs: int | None = None
-    client: Any = None
-    devices: Sequence[Any] | None = None
-
-    def __post_init__(self) -> None:
-        if self.client is not None and (self.devices is not None or self.n_jobs not in (None, 1)):
-            raise ValueError("client= has processes and devices of its own: leave out n_jobs= and devices=.")
-        if self.n_jobs != -1:
-            check_options(n_jobs=self.n_jobs)
-        known = [re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", str(device)) for device in self.devices or ()]
-        if self.devices is not None and not (known and all(known)):
-            raise ValueError(f'devices are names such as ["cuda:0", "cuda:1"], at least one; got {self.devices}.')
-
-    def solve(self, job: Job, blocks: Sequence[Block], folder: Path | None) -> Iterator[Solved]:
-        if self.client is not None:
-            return _on_dask(job, blocks, folder, self.client)
-        if self.devices:
-            return _in_pool(job, blocks, folder, self.n_jobs or len(self.devices), self.devices)
-        if self.n_jobs is None:
-            return _until_a_pool_pays(job, blocks, folder, cpu_count() if job.first.device.type == "cpu" else 1)
-        num_jobs = cpu_count() if self.n_jobs == -1 else self.n_jobs
-        return _in_pool(job, blocks, folder, num_jobs) if num_jobs > 1 else (solve(job, b, folder) for b in blocks)
+def engine_for(n_jobs: int | None, client: Any, devices: Sequence[Any] | None) -> Engine:
+    """Who solves the blocks, by the options of `pairwise_distances`."""
+    if client is not None and (devices is not None or n_jobs not in (None, 1)):
+        raise ValueError("client= has processes and devices of its own: leave out n_jobs= and devices=.")
+    if n_jobs != -1:
+        check_options(n_jobs=n_jobs)
+    known = [re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", str(device)) for device in devices or ()]
+    if devices is not None and not (known and all(known)):
+        raise ValueError(f'devices are names such as ["cuda:0", "cuda:1"], at least one; got {devices}.')
+    if client is not None:
+        return functools.partial(_on_dask, client=client)
+    if devices:
+        return functools.partial(_in_pool, num_jobs=n_jobs or len(devices), devices=devices)
+    if n_jobs is None:
+        return _until_a_pool_pays
+    num_jobs = cpu_count() if n_jobs == -1 else n_jobs
+    return functools.partial(_in_pool, num_jobs=num_jobs) if num_jobs > 1 else _here
 
 
-def _until_a_pool_pays(job: Job, blocks: Sequence[Block], folder: Path | None, num_jobs: int) -> Iterator[Solved]:
+def _here(job: Job, blocks: Sequence[Block], folder: Path | None) -> Iterator[Solved]:
+    return (solve(job, block, folder) for block in blocks)
+
+
+def _until_a_pool_pays(job: Job, blocks: Sequence[Block], folder: Path | None) -> Iterator[Solved]:
     """In this process until the rest is known to take long."""
-    began = time.perf_counter()
+    began, num_jobs = time.perf_counter(), cpu_count() if job.first.device.type == "cpu" else 1
     for done, block in enumerate(blocks, 1):
         yield solve(job, block, folder)
         expected = (time.perf_counter() - began) / done * (len(blocks) - done)
@@ -384,7 +381,7 @@ def run(
     failures: list[tuple[int, int, str]] = []
     num_new = 0
     with progress("distances", sum(len(plan.pairs(block)[0]) for block in blocks), unit=" pairs") as bar:
-        for block, status, values, is_new in engine.solve(job, blocks, folder):
+        for block, status, values, is_new in engine(job, blocks, folder):
             i, j = plan.pairs(block)
             failures += [(int(i[k]), int(j[k]), str(Status(int(status[k])))) for k in status.nonzero()[0]]
             num_new += is_new

@@ -29,7 +29,7 @@ from pullback._curves.steps import MAX_DECODED, safe_sqrt, squared_steps
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.certificate import lower_bounds
 from pullback._geometry.geodesic import solver_or_default
-from pullback._geometry.pairwise.matrix import Engine, Job, Starts, default_batch_size, run
+from pullback._geometry.pairwise.matrix import Job, Starts, default_batch_size, engine_for, run
 from pullback._geometry.pairwise.store import Plan
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
@@ -182,7 +182,7 @@ def neighbors(
         raise ValueError(f"k={k} must be between 1 and {len(Z) - own}, the number of codes that may be neighbors.")
     most = min(len(Z) - own, max_candidates or _CANDIDATES * k)
     c = _candidates(metric, asked, Z, k, max(k, most), own)
-    engine, solver = Engine(n_jobs, client, devices), solver_or_default(solver)
+    engine, solver = engine_for(n_jobs, client, devices), solver_or_default(solver)
 
     def solve(chosen: np.ndarray, name: str) -> np.ndarray:
         plan = Plan((int(chosen.sum()),), _BLOCK, listed=(c.first[chosen], c.second[chosen]))
@@ -278,15 +278,13 @@ def nearest_in_position(queries: Tensor, points: Tensor, num: int, *, own: bool)
     found = []
     for start in range(0, len(queries), size):
         some = queries[start : start + size]
-        flat = torch.cdist(some, points).nan_to_num(torch.inf)
+        flat = torch.cdist(some, points, compute_mode="donot_use_mm_for_euclid_dist").nan_to_num(torch.inf)
         if own:
             flat[torch.arange(len(some)), torch.arange(start, start + len(some))] = torch.inf
         best = flat.topk(min(num + 1, flat.shape[1]), largest=False, sorted=True)
-        index = best.indices[:, :num]
-        exact = torch.linalg.vector_norm(some[:, None] - points[index], dim=-1)
-        exact[best.values[:, :num].isinf()] = torch.inf
-        beyond = best.values[:, num] if best.values.shape[1] > num else flat.new_full((len(some),), torch.inf)
-        found.append((index, exact * (1 - _ROUNDING), beyond * (1 - _ROUNDING)))
+        lower = (1 - _ROUNDING) * best.values
+        beyond = lower[:, num] if lower.shape[1] > num else flat.new_full((len(some),), torch.inf)
+        found.append((best.indices[:, :num], lower[:, :num], beyond))
     index, lower, beyond = (torch.cat(part) for part in zip(*found, strict=True))
     return index, lower, beyond
 
