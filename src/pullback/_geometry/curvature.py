@@ -105,9 +105,13 @@ def _sectional(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
     embedding = Embedding.of(metric, z)
     if embedding is None:
         return _by_derivatives(metric, z, u, v)
-    uu_uv, vv = _normal_part(embedding, z, u, torch.stack([u, v])), _normal_part(embedding, z, v, v[None])
-    uu, uv = ([part[i] for part in uu_uv] for i in (0, 1))
-    return _product(uu, [part[0] for part in vv]) - _product(uv, uv)
+    # II(u, u) and II(v, v), and then II(u, v) twice, as one or two tensors (2, 2, *batch, K)
+    w = torch.stack([u, v, v, u]).unflatten(0, (2, 2))
+    first, second = embedding.jet(z.expand_as(w[0]).contiguous(), w[0], w)
+    tangential = embedding.tangential_part(first, second)
+    normal = [c + torch.einsum("i...k,...im->m...k", j, tangential) for j, c in zip(first, second, strict=True)]
+    uu, vv, uv = ([part[i] for part in normal] for i in ((0, 0), (0, 1), (1, 0)))
+    return _product(uu, vv) - _product(uv, uv)
 
 
 def _orthonormalized(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,13 +130,6 @@ def _orthonormalized(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> tuple[T
 
 def _inner(tensor: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("...i,...ij,...j->...", u, tensor, v)[..., None]
-
-
-def _normal_part(embedding: Embedding, z: Tensor, v: Tensor, w: Tensor) -> list[Tensor]:
-    """II(v, w) for each of ``w``, as one or two tensors ``(m, *batch, K)``."""
-    first, second = embedding.jet(z, v, w)
-    tangential = embedding.tangential_part(first, second)
-    return [c + torch.einsum("i...k,...im->m...k", j, tangential) for j, c in zip(first, second, strict=True)]
 
 
 def _product(x: list[Tensor], y: list[Tensor]) -> Tensor:

@@ -291,11 +291,9 @@ def engine_for(n_jobs: int | None, client: Any, devices: Sequence[Any] | None) -
     if n_jobs is None:
         return _until_a_pool_pays
     num_jobs = cpu_count() if n_jobs == -1 else n_jobs
-    return functools.partial(_in_pool, num_jobs=num_jobs) if num_jobs > 1 else _here
-
-
-def _here(job: Job, blocks: Sequence[Block], folder: Path | None) -> Iterator[Solved]:
-    return (solve(job, block, folder) for block in blocks)
+    if num_jobs > 1:
+        return functools.partial(_in_pool, num_jobs=num_jobs)
+    return lambda job, blocks, folder: (solve(job, block, folder) for block in blocks)
 
 
 def _until_a_pool_pays(job: Job, blocks: Sequence[Block], folder: Path | None) -> Iterator[Solved]:
