@@ -18,9 +18,9 @@ from torch.distributions import MultivariateNormal, Normal
 import pullback as pb
 from helpers import log_normalizer, log_sum
 from problems import PROBLEMS, sphere
-from pullback.statistics import _land_fit as land_fit
+from pullback.statistics import _land as lands
 from pullback.statistics import _normalization as normalization
-from pullback.statistics._land_fit import Problem, View
+from pullback.statistics._land import Problem, View
 from pullback.statistics._normalization import (
     Sample,
     best_precision,
@@ -248,15 +248,13 @@ class TestCurvedSpace:
         way."""
         metric, codes, _ = curved
         problem, sample = Problem(Paths(metric), codes), importance_sample(volume(metric), codes, 512, 7)
-        found = land_fit.fit(problem, codes[:1], [sample], torch.ones_like(codes[:, :1]), tol=1e-4, max_iter=30)
+        found = lands.fit(problem, codes[:1], [sample], torch.ones_like(codes[:, :1]), tol=1e-4, max_iter=30)
         assert found.converged
         assert found.bounds == sorted(found.bounds)
         (best,), r = found.components, torch.full((len(codes),), 1 / len(codes), dtype=DOUBLE)
         axes = 0.2 * torch.linalg.inv(torch.linalg.cholesky(best.precision))
         for step in torch.cat([axes, -axes]):
-            assert (
-                land_fit.component_at(problem, best.mean + step, r, sample).cost(codes, r) > best.cost(codes, r) - 1e-3
-            )
+            assert lands.component_at(problem, best.mean + step, r, sample).cost(codes, r) > best.cost(codes, r) - 1e-3
 
     def test_saving_keeps_the_density(self, curved, tmp_path):
         metric, codes, model = curved

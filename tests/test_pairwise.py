@@ -24,8 +24,9 @@ import pullback as pb
 from helpers import network
 from problems import PROBLEMS
 from pullback import cli
+from pullback._geometry.pairwise import matrix
 from pullback._geometry.pairwise import store as stores
-from pullback._geometry.pairwise.manifest import fingerprint
+from pullback._geometry.pairwise.store import fingerprint
 from pullback.results import Status
 
 NORMAL, SIMPLEX, SPHERE = (PROBLEMS[i] for i in (3, 5, 7))
@@ -225,17 +226,13 @@ def test_another_job_is_refused_with_the_difference(finished, changed, words):
 
 
 def test_other_versions_are_refused(finished, monkeypatch):
-    from pullback._geometry.pairwise import manifest
-
-    monkeypatch.setattr(manifest, "_version", lambda name: "9.9")
+    monkeypatch.setattr(matrix, "_version", lambda name: "9.9")
     with pytest.raises(ValueError, match=r"pullback is 9\.9 here and was"):
         resume(finished)
 
 
 def test_weights_out_of_sight_are_recognized_by_their_values(finished, monkeypatch):
-    from pullback._geometry.pairwise import manifest
-
-    monkeypatch.setattr(manifest, "fingerprint", lambda *things: "same")
+    monkeypatch.setattr(stores, "fingerprint", lambda *things: "same")
     path = finished.parent / "hidden.zarr"
     resume(path)
     with pytest.raises(ValueError, match="measures steps between the codes differently"):

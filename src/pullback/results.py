@@ -6,7 +6,7 @@ from pullback._geometry.distance_uncertainty import Identifiability as Identifia
 from pullback._geometry.exponential import Trajectory as Trajectory
 from pullback._geometry.geodesic import Geodesic as Geodesic
 from pullback._geometry.logarithm import Logarithm as Logarithm
-from pullback._geometry.pairwise.engines import FailedPairsWarning as FailedPairsWarning
+from pullback._geometry.pairwise.matrix import FailedPairsWarning as FailedPairsWarning
 from pullback._geometry.pairwise.neighbors import Neighbors as Neighbors
 from pullback._geometry.pairwise.store import DistanceStore as DistanceStore
 from pullback._geometry.path_questions import Contributions as Contributions

@@ -22,6 +22,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from pullback._autodiff.derivatives import hessian
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._metrics.connection import Embedding, acceleration
@@ -104,9 +105,13 @@ def _sectional(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
     embedding = Embedding.of(metric, z)
     if embedding is None:
         return _by_derivatives(metric, z, u, v)
-    uu_uv, vv = _normal_part(embedding, z, u, torch.stack([u, v])), _normal_part(embedding, z, v, v[None])
-    uu, uv = ([part[i] for part in uu_uv] for i in (0, 1))
-    return _product(uu, [part[0] for part in vv]) - _product(uv, uv)
+    # II(u, u) and II(v, v), and then II(u, v) twice, as one or two tensors (2, 2, *batch, K)
+    w = torch.stack([u, v, v, u]).unflatten(0, (2, 2))
+    first, second = embedding.jet(z.expand_as(w[0]).contiguous(), w[0], w)
+    tangential = embedding.tangential_part(first, second)
+    normal = [c + torch.einsum("i...k,...im->m...k", j, tangential) for j, c in zip(first, second, strict=True)]
+    uu, vv, uv = ([part[i] for part in normal] for i in ((0, 0), (0, 1), (1, 0)))
+    return _product(uu, vv) - _product(uv, uv)
 
 
 def _orthonormalized(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,13 +132,6 @@ def _inner(tensor: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("...i,...ij,...j->...", u, tensor, v)[..., None]
 
 
-def _normal_part(embedding: Embedding, z: Tensor, v: Tensor, w: Tensor) -> list[Tensor]:
-    """II(v, w) for each of ``w``, as one or two tensors ``(m, *batch, K)``."""
-    first, second = embedding.jet(z, v, w)
-    tangential = embedding.tangential_part(first, second)
-    return [c + torch.einsum("i...k,...im->m...k", j, tangential) for j, c in zip(first, second, strict=True)]
-
-
 def _product(x: list[Tensor], y: list[Tensor]) -> Tensor:
     return 0.5 * ((x[0] * y[-1]).sum(-1) + (x[-1] * y[0]).sum(-1))
 
@@ -144,15 +142,12 @@ def _by_derivatives(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
     uv = 0.5 * (both - uu - vv)
     tensor = metric.tensor(z)
     change = (_inner(tensor, uv, uv) - _inner(tensor, uu, vv))[..., 0]
-    with torch.enable_grad():
-        s, t = (torch.zeros_like(z[..., :1], requires_grad=True) for _ in range(2))
-        # the second term makes it a function of both where the metric is constant
-        tensor = metric.tensor(z.detach() + s * u + t * v) + 0 * (s * t)[..., None]
-        mixed = _second(_inner(tensor, u, v), s, t)
-        straight = _second(_inner(tensor, u, u), t, t) + _second(_inner(tensor, v, v), s, s)
-    return change + (mixed - 0.5 * straight)[..., 0]
+    plane = torch.stack([u, v], -1)
 
+    def bends(a: Tensor, b: Tensor) -> Tensor:
+        """Second derivatives of M[a, b] in x, at z + x₀ u + x₁ v."""
+        along = lambda x: _inner(metric.tensor(z + (plane @ x[..., None])[..., 0]), a, b)[..., 0]  # noqa: E731
+        with torch.no_grad():
+            return hessian(along, torch.zeros_like(z[..., :2]), functional=False)
 
-def _second(f: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    (slope,) = torch.autograd.grad(f.sum(), s, create_graph=True)
-    return torch.autograd.grad(slope.sum(), t, retain_graph=True, materialize_grads=True)[0]
+    return change + bends(u, v)[..., 0, 1] - 0.5 * (bends(u, u)[..., 1, 1] + bends(v, v)[..., 0, 0])

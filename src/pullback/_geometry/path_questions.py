@@ -249,13 +249,9 @@ def project(
     width = 1 / (_NUM_TIMES - 1)
     for _ in range(_NUM_PARABOLAS):
         t, width = _vertex(metric, curve, codes, t, width, solver), width / _NARROWING
-    point = _at(curve, t)
+    point = curve(t)
     found = geodesic(metric, codes, point, solver=solver)
     return Projection(t, found.length, point, found.converged)
-
-
-def _at(curve: Curve, t: Tensor) -> Tensor:
-    return curve(t.flatten()).reshape(*t.shape, -1)
 
 
 def _best_candidate(metric: Metric, curve: Curve, codes: Tensor, solver: Solver | None) -> Tensor:
@@ -277,7 +273,9 @@ def _vertex(metric: Metric, curve: Curve, codes: Tensor, t: Tensor, width: float
     """The time of least squared distance on the parabola through three times; at most a width beyond them."""
     middle = t.clamp(width, 1 - width)
     times = middle[:, None] + width * torch.tensor([-1.0, 0.0, 1.0], dtype=t.dtype, device=t.device)
-    square = geodesic(metric, codes[:, None], _at(curve, times), solver=solver).length ** 2
+    square = (
+        geodesic(metric, codes[:, None], curve(times.flatten()).unflatten(0, times.shape), solver=solver).length ** 2
+    )
     slope, bend = (square[:, 2] - square[:, 0]) / 2, square[:, 2] - 2 * square[:, 1] + square[:, 0]
     shift = torch.where(bend > 0, -slope / bend, -2 * slope.sign()).clamp(-2, 2)
     found = (middle + width * shift).clamp(0, 1)

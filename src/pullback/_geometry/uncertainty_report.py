@@ -160,7 +160,7 @@ def uncertainty_report(
     on = codes[torch.randperm(len(codes), generator=generator)[:num_points].to(codes.device)]
     off = _off_support(support, codes, num_points, generator)
     with torch.no_grad():
-        entropy = [_entropy(decode(decoder, z), z.ndim - 1, random_state) for z in (on, off)]
+        entropy = [_entropy(decode(decoder, z), random_state) for z in (on, off)]
         volume = [metric.log_volume(z).median().item() for z in (on, off)]
     # equal ones count half
     rises = torch.stack([entropy[1][:, None] > entropy[0], entropy[1][:, None] >= entropy[0]])
@@ -205,7 +205,7 @@ def _off_support(support: Support, codes: Tensor, num: int, generator: torch.Gen
     return points
 
 
-def _entropy(p: Distribution, num_batch: int, random_state: int) -> Tensor:
+def _entropy(p: Distribution, random_state: int) -> Tensor:
     """Summed over features; by Monte Carlo where the family has no formula."""
     try:
         values = p.entropy()
@@ -213,4 +213,4 @@ def _entropy(p: Distribution, num_batch: int, random_state: int) -> Tensor:
         with torch.random.fork_rng():
             torch.manual_seed(random_state)
             values = -p.log_prob(p.sample(torch.Size([64]))).mean(0)
-    return values.reshape(*values.shape[:num_batch], -1).sum(-1)
+    return values.reshape(len(values), -1).sum(-1)

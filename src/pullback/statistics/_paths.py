@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pullback._curves.steps import MAX_DECODED
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.exponential import exponential
 from pullback._geometry.geodesic import Geodesic, Starts, geodesic
@@ -149,8 +148,7 @@ class Paths:
             if dual is None or dual[0] is not dual[1]:
                 return torch.zeros(len(a), len(b)).to(a)
             left, right = dual[0].split([len(a), len(b)])
-            size = max(1, MAX_DECODED // max(1, len(b)))
-            chords = torch.cat([torch.linalg.vector_norm(some[:, None] - right, dim=-1) for some in left.split(size)])
+            chords = torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
         # rounded down, so that the bound holds
         return chords.nan_to_num().to(a) * (1 - 1e-5)
 

@@ -93,7 +93,8 @@ class GeodesicRegression(RegressorMixin, Estimator):
         x = self._codes(X)
         intercept, velocities = (torch.as_tensor(part).to(x) for part in (self.intercept_, self.coef_))
         parameters = torch.cat([intercept.reshape(1, -1), velocities.reshape(-1, x.shape[1]).mT])
-        predicted = _predict(self._paths(), parameters, x - torch.as_tensor(self.origin_).to(x))
+        x = x - torch.as_tensor(self.origin_).to(x)
+        predicted = self._paths().exponentials(parameters[0].expand(len(x), -1), x @ parameters[1:])
         return like(predicted if intercept.ndim else predicted[:, 0], X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -149,14 +150,9 @@ class GeodesicRegression(RegressorMixin, Estimator):
         return tags
 
 
-def _predict(paths: Paths, parameters: Tensor, x: Tensor) -> Tensor:
-    """Where the geodesics from the intercept arrive; NaN for those that do not."""
-    return paths.exponentials(parameters[0].expand(len(x), -1), x @ parameters[1:])
-
-
 def _expand(paths: Paths, x: Tensor, codes: Tensor, nudge: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The sum of squares, and its Hessian and slope as Gauss and Newton have them; infinite where a path is missing."""
-    predicted = _predict(paths, parameters, x)
+    predicted = paths.exponentials(parameters[0].expand(len(x), -1), x @ parameters[1:])
     found = paths.logarithms(predicted, codes)
     if not torch.isfinite(found.velocity).all():
         return torch.full_like(nudge, torch.inf), parameters, parameters

@@ -69,6 +69,9 @@ def sample_uniform(
     box, paths = _box(metric, bounds, support), Paths(metric)
     generator = as_generator(random_state, box.device)
 
+    def uniform(num: int) -> Tensor:
+        return box[0] + (box[1] - box[0]) * _rand(box, generator, num, box.shape[1])
+
     def inside(z: Tensor) -> Tensor:
         within = ((z >= box[0]) & (z <= box[1])).all(-1)
         return within if support is None else within & support.contains(z)
@@ -78,9 +81,11 @@ def sample_uniform(
 
     with torch.no_grad():
         if num_steps is None:
-            return _rejected(log_density, n, box, generator)
+            advice = "the volume is concentrated on a small part of the box. Use num_steps=500 for Markov chains, or"
+            draw = lambda: (z := uniform(max(1024, n)), log_density(z))  # noqa: E731
+            return rejected(draw, n, generator, f"{advice} narrow the bounds.")
         if support is None:
-            start = box[0] + (box[1] - box[0]) * _rand(box, generator, n, box.shape[1])
+            start = uniform(n)
         else:
             centers = support.centers[inside(support.centers)]
             if not len(centers):
@@ -176,25 +181,22 @@ def _box(metric: Metric, bounds: Tensor | Array | None, support: Support | None)
 
 
 def _rand(like: Tensor, generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
+    return torch.rand(shape, dtype=like.dtype, device=generator.device, generator=generator).to(like.device)
 
 
-def _rejected(log_density: Callable[[Tensor], Tensor], n: int, box: Tensor, generator: torch.Generator) -> Tensor:
-    kept, levels, peak, tried = box.new_empty(0, box.shape[1]), box.new_empty(0), -torch.inf, 0
-    while len(kept) < n:
-        z = box[0] + (box[1] - box[0]) * _rand(box, generator, max(1024, n), box.shape[1])
-        u = _rand(box, generator, len(z)).log()
-        kept, levels = torch.cat([kept, z]), torch.cat([levels, log_density(z) - u])
-        peak, tried = max(peak, float((levels[-len(z) :] + u).max())), tried + len(z)
-        # a proposal stays if its density beats a uniform share of the peak; when the peak rises, fewer do
-        stays = levels > peak
-        kept, levels = kept[stays], levels[stays]
-        if tried * _MIN_ACCEPTANCE > 10 + len(kept):
-            raise RuntimeError(
-                f"Only {len(kept)} of {tried} proposals were accepted: the volume is concentrated on a small part of "
-                "the box. Use num_steps=500 for Markov chains, or narrow the bounds."
-            )
-    return kept[:n]
+def rejected(draw: Callable[[], tuple[Tensor, Tensor]], n: int, generator: torch.Generator, advice: str) -> Tensor:
+    """Of proposals ``(m, c)``, drawn with the logarithms of their density ratios, n that the ratios accept."""
+    kept, num, peak, tried = list[tuple[Tensor, Tensor]](), 0, -torch.inf, 0
+    while not kept or num < n:
+        rows, ratio = draw()
+        level = ratio - _rand(ratio, generator, len(ratio)).log()
+        peak, tried = max(peak, float(ratio.max())), tried + len(rows)
+        # a proposal stays if its ratio beats a uniform share of the peak; when the peak rises, fewer do
+        kept = [(rows[level > peak], level[level > peak]) for rows, level in [*kept, (rows, level)]]
+        num = sum(len(rows) for rows, _ in kept)
+        if tried * _MIN_ACCEPTANCE > 10 + num:
+            raise RuntimeError(f"Only {num} of {tried} proposals were accepted: {advice}")
+    return torch.cat([rows for rows, _ in kept])[:n]
 
 
 def _chains(

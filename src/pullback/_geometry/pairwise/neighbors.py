@@ -23,21 +23,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from scipy import sparse
-from scipy.spatial import KDTree
 from torch import Tensor
 
 from pullback._curves.steps import MAX_DECODED, safe_sqrt, squared_steps
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.certificate import lower_bounds
 from pullback._geometry.geodesic import solver_or_default
-from pullback._geometry.pairwise.engines import Engine, run
-from pullback._geometry.pairwise.matrix import default_batch_size
-from pullback._geometry.pairwise.plan import Job, Plan, Starts
+from pullback._geometry.pairwise.matrix import Job, Starts, default_batch_size, engine_for, run
+from pullback._geometry.pairwise.store import Plan
 from pullback._metrics.base import Metric, codes_for
 from pullback._options import check_options
 from pullback._progress import progress
 from pullback._solvers.base import Solver
-from pullback._starts.graph import nearest
 from pullback._typing import Array, Float
 
 # Candidates per neighbor asked for. With 4, all rows of 5,000 codes were certified, in 2 and 10 dimensions
@@ -185,7 +182,7 @@ def neighbors(
         raise ValueError(f"k={k} must be between 1 and {len(Z) - own}, the number of codes that may be neighbors.")
     most = min(len(Z) - own, max_candidates or _CANDIDATES * k)
     c = _candidates(metric, asked, Z, k, max(k, most), own)
-    engine, solver = Engine(n_jobs, client, devices), solver_or_default(solver)
+    engine, solver = engine_for(n_jobs, client, devices), solver_or_default(solver)
 
     def solve(chosen: np.ndarray, name: str) -> np.ndarray:
         plan = Plan((int(chosen.sum()),), _BLOCK, listed=(c.first[chosen], c.second[chosen]))
@@ -281,15 +278,13 @@ def nearest_in_position(queries: Tensor, points: Tensor, num: int, *, own: bool)
     found = []
     for start in range(0, len(queries), size):
         some = queries[start : start + size]
-        flat = torch.cdist(some, points).nan_to_num(torch.inf)
+        flat = torch.cdist(some, points, compute_mode="donot_use_mm_for_euclid_dist").nan_to_num(torch.inf)
         if own:
             flat[torch.arange(len(some)), torch.arange(start, start + len(some))] = torch.inf
         best = flat.topk(min(num + 1, flat.shape[1]), largest=False, sorted=True)
-        index = best.indices[:, :num]
-        exact = torch.linalg.vector_norm(some[:, None] - points[index], dim=-1)
-        exact[best.values[:, :num].isinf()] = torch.inf
-        beyond = best.values[:, num] if best.values.shape[1] > num else flat.new_full((len(some),), torch.inf)
-        found.append((index, exact * (1 - _ROUNDING), beyond * (1 - _ROUNDING)))
+        lower = (1 - _ROUNDING) * best.values
+        beyond = lower[:, num] if lower.shape[1] > num else flat.new_full((len(some),), torch.inf)
+        found.append((best.indices[:, :num], lower[:, :num], beyond))
     index, lower, beyond = (torch.cat(part) for part in zip(*found, strict=True))
     return index, lower, beyond
 
@@ -299,10 +294,10 @@ def _candidates(metric: Metric, queries: Tensor, codes: Tensor, k: int, num: int
     points, is_bound = positions(metric, codes if own else torch.cat([codes, queries]))
     asked = points[-len(queries) :]
     index, flat, beyond = (x.cpu().numpy() for x in nearest_in_position(asked, points[: len(codes)], num, own=own))
-    known = np.isfinite(flat)
     # On the far side of a wall codes look alike and are not near, so those nearest in the latent space count too.
-    near = _near_in_latent_space(queries, codes, k, own)
-    row, column = np.concatenate([known.nonzero()[0], near[0]]), np.concatenate([index[known], near[1]])
+    near = [x.cpu().numpy() for x in nearest_in_position(queries.double(), codes.double(), k, own=own)]
+    known, index = np.isfinite(np.hstack([flat, near[1]])), np.hstack([index, near[0]])
+    row, column = known.nonzero()[0], index[known]
     if own:
         row, column = np.minimum(row, column), np.maximum(row, column)
     first, second = np.divmod(np.unique(row.astype(np.int64) * len(codes) + column), len(codes))
@@ -313,18 +308,6 @@ def _candidates(metric: Metric, queries: Tensor, codes: Tensor, k: int, num: int
     if own:
         row, column, pair = (np.concatenate(x) for x in ((first, second), (second, first), (pair, pair)))
     return _Candidates(first, second, lower, straight, beyond, row, column, pair, (len(queries), len(codes)))
-
-
-def _near_in_latent_space(queries: Tensor, codes: Tensor, num: int, own: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The codes nearest to each query; one more with `own`, as the nearest of all is the code itself."""
-    finite, asked = (np.flatnonzero(z.isfinite().all(-1).cpu().numpy()) for z in (codes, queries))
-    number = min(num + own, len(finite))
-    if not number or not len(asked):
-        return np.zeros(0, int), np.zeros(0, int)
-    places, ends = (z.cpu().double().numpy() for z in (codes, queries))
-    found = nearest(KDTree(places[finite]), ends[asked], number)[1]
-    row, column = np.repeat(asked, number), finite[found.ravel()]
-    return (row[row != column], column[row != column]) if own else (row, column)
 
 
 def _measured(metric: Metric, a: Tensor, b: Tensor, *pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
