@@ -46,10 +46,7 @@ class ElementEnergy(Objective):
     def energy(self, nodes: Tensor, constants: Tensor) -> Tensor:
         size = self.chords.chunk_size(nodes, 4)
         chunks = zip(nodes.split(size), constants.split(size), strict=True)
-        return torch.cat([self._energy(*chunk) for chunk in chunks])
-
-    def _energy(self, nodes: Tensor, times: Tensor) -> Tensor:
-        return integral(self.images(nodes), times)
+        return torch.cat([integral(self.images(z), times) for z, times in chunks])
 
     def misfit(self, nodes: Tensor, times: Tensor) -> Tensor:
         """The energy of what lies between the images of curves and the polynomials through those of their nodes, from

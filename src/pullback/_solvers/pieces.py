@@ -29,16 +29,12 @@ class PieceEnergy(Objective):
         return False
 
     def energy(self, nodes: Tensor, constants: Tensor) -> Tensor:
-        return self.chords.energy(lerp_nodes(nodes, self.substeps)) + _euclidean_energy(nodes, constants[:, 0])
+        euclidean = (nodes.shape[1] - 1) * nodes.diff(dim=1).square().sum((1, 2))
+        return self.chords.energy(lerp_nodes(nodes, self.substeps)) + constants[:, 0] * euclidean
 
     def expand(self, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:
         fine = self.chords.expand(lerp_nodes(nodes, self.substeps), torch.zeros_like(exact))
         return _with_euclidean(_restrict(fine, self.substeps), nodes, constants[:, 0])
-
-
-def _euclidean_energy(nodes: Tensor, weight: Tensor) -> Tensor:
-    steps = nodes.diff(dim=1)
-    return weight * steps.shape[1] * steps.square().sum((1, 2))
 
 
 def _with_euclidean(model: Expansion, nodes: Tensor, weight: Tensor) -> Expansion:

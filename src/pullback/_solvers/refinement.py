@@ -229,7 +229,8 @@ class Refinement:
         """The same with straight pieces, each measured in many chords; then back to chords, if they can see now."""
         level = paths.nodes.shape[1] - 1
         substeps = self.plan.substeps(level)
-        weight = _EUCLIDEAN * (FINE_SEGMENTS / level) ** 2 * paths.energy / _span(paths.nodes).square()
+        span = paths.nodes.diff(dim=1).norm(dim=-1).sum(-1).clamp_min(torch.finfo(paths.nodes.dtype).tiny).cpu()
+        weight = _EUCLIDEAN * (FINE_SEGMENTS / level) ** 2 * paths.energy / span.square()
         rtol = torch.full_like(paths.energy, _WALLED_SHARE * self.plan.accept)
         objective, minimizer = PieceEnergy(self.chords, substeps), Minimizer(self.plan.walled_steps(level))
         constants = beside(weight, paths.nodes)[:, None]
@@ -274,8 +275,3 @@ def _stuck_after_walls(new: Paths, old: Paths, descent: Descent, worse: Tensor) 
     new.error = torch.where(stuck, old.error, new.error)
     new.status = torch.where(stuck, old.status, new.status)
     return stuck
-
-
-def _span(nodes: Tensor) -> Tensor:
-    """The Euclidean lengths of paths."""
-    return nodes.diff(dim=1).norm(dim=-1).sum(-1).clamp_min(torch.finfo(nodes.dtype).tiny).cpu()
