@@ -13,7 +13,7 @@ from torch import Tensor
 from pullback._curves.curve import Curve, Parameters, PiecewiseCubic
 from pullback._curves.steps import squared_steps
 from pullback._decoders.contract import as_codes, unvalidated
-from pullback._decoders.support import Support
+from pullback._decoders.support import Support, check_support
 from pullback._metrics.base import Metric, broadcast, codes_for
 from pullback._numerics.spline import lerp_nodes
 from pullback._progress import progress
@@ -147,9 +147,7 @@ def geodesic(
         raise ValueError("init is an empty list of starts. Leave it out to start from straight lines.")
     solutions = [solver.solve(metric, _start_nodes(metric, start, stop, choice)) for choice in inits]
     best = _best(solutions)
-    support = metric.support if support is None else support
-    if not isinstance(support, Support | None):
-        raise TypeError(f"support must be made by pullback.Support.fit(codes); got {type(support).__name__}.")
+    support = metric.support if support is None else check_support(support)
     leaves = None if support is None else (~support.contains(best.nodes)).any(-1).reshape(batch)
     straight = None if best.straight is None else best.straight.reshape(batch)
     curve = PiecewiseCubic.mixed(best.nodes.reshape(*batch, *best.nodes.shape[1:]), straight)
