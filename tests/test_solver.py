@@ -286,11 +286,11 @@ def test_a_kept_hessian_knows_what_the_last_step_changed():
     """The secant condition: the corrected matrix maps the last step to the change of the gradient along it."""
     diagonal, upper, _, _ = systems(5, 6, 3)
     moves = torch.randn(5, 4, 6, 3, dtype=DOUBLE)
-    turns = moves + 0.2 * torch.randn_like(moves)
-    step, _ = _solve(diagonal, upper, turns[:, 0], torch.zeros_like(moves[:, 0]), 3, (moves, turns))
+    turns, far = moves + 0.2 * torch.randn_like(moves), torch.full((5,), torch.inf, dtype=DOUBLE)
+    step, _ = _solve(diagonal, upper, turns[:, 0], torch.zeros_like(moves[:, 0]), 3, (moves, turns), far)
     torch.testing.assert_close(step, -moves[:, 0], rtol=1e-9, atol=1e-9)
     nothing = torch.zeros_like(moves)
-    plain, _ = _solve(diagonal, upper, turns[:, 0], nothing[:, 0], 3, (nothing, nothing))
+    plain, _ = _solve(diagonal, upper, turns[:, 0], nothing[:, 0], 3, (nothing, nothing), far)
     torch.testing.assert_close(plain, -solve_tridiagonal(diagonal, upper, turns[:, 0])[0], rtol=1e-12, atol=1e-12)
 
 

@@ -41,7 +41,7 @@ def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tens
     firm = paths.certified | descent.firm
     share = torch.where(found.asymptotic, theory, 1 / 3)
     # where the last two changes fall more slowly they are taken for a geometric series (Aitken)
-    ratio = ((found.energy - paths.energy) / paths.change).abs().nan_to_num(0.0).clamp_max(3 / 4)
+    ratio = ((found.energy - paths.energy) / paths.change).abs().nan_to_num(0.0).clamp_max(0.5 if expensive else 3 / 4)
     share = torch.where(worse | ~firm, 1.0, torch.maximum(share, ratio / (1 - ratio)))
     change = (share * (now - last).abs() / scale).nan_to_num(torch.inf)
     gap = (found.energy - descent.energy).abs() / scale

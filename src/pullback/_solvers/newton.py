@@ -368,12 +368,13 @@ def _proposed(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor
     if uses.any():
         full = hessian + torch.where(beside(uses, hessian)[:, None, None, None], model.curvature, 0.0)
     memory = curves.moves, curves.turns
-    step, predicted = _solve(full, model.upper, model.gradient, damped, d, memory)
+    extent = (curves.nodes.amax(1) - curves.nodes.amin(1)).amax(-1)
+    step, predicted = _solve(full, model.upper, model.gradient, damped, d, memory, extent)
     saddle = uses & predicted.isnan()
     if saddle.any():
         rows = beside(saddle.nonzero()[:, 0], step)
         some = hessian[rows], model.upper[rows], model.gradient[rows], damped[rows]
-        step[rows], predicted[saddle] = _solve(*some, d, (memory[0][rows], memory[1][rows]))
+        step[rows], predicted[saddle] = _solve(*some, d, (memory[0][rows], memory[1][rows]), extent[rows])
         curves.indefinite = curves.indefinite | saddle
     positive = predicted.abs() < torch.inf
     if not positive.all():
@@ -392,10 +393,16 @@ def _is_firm(model: Expansion, rows: Tensor) -> Tensor:
 
 
 def _solve(
-    diagonal: Tensor, upper: Tensor, gradient: Tensor, damped: Tensor, d: int, memory: tuple[Tensor, Tensor]
+    diagonal: Tensor,
+    upper: Tensor,
+    gradient: Tensor,
+    damped: Tensor,
+    d: int,
+    memory: tuple[Tensor, Tensor],
+    extent: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Damped steps, and the decrease predicted for them: NaN where the Hessian is not positive definite. Blocks of
-    several nodes share the last of them.
+    """Damped steps, no node's longer than the `extent` of its path, and the decrease predicted for them: NaN where the
+    Hessian is not positive definite. Blocks of several nodes share the last of them.
 
     A Hessian that is kept is corrected by the last steps: the two loops of L-BFGS.
     """
@@ -410,7 +417,8 @@ def _solve(
     for s, y, w, share in reversed(list(zip(moves, turns, weights, shares, strict=True))):
         step = step + (share - w * _dot(y, step)) * s
     predicted = 0.5 * _dot(damping - gradient, step)[:, 0, 0]
-    return step, torch.where(positive, predicted, torch.nan).cpu()
+    share = (extent / step.abs().amax((1, 2))).nan_to_num(1.0).clamp_max(1.0)
+    return share[:, None, None] * step, torch.where(positive, share * (2 - share) * predicted, torch.nan).cpu()
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ _WALLED_SHARE = 0.25
 # By how much the energy of a level's path may be above that of the last (toy problem).
 _SLACK = 1e-4
 # How often a path may go on from where it had converged, as long as that makes it shorter (half-plane).
-_LOOKS = 3
+_LOOKS = 2
 # Length of a path, in units of the rounding of decoded points, below which chords on a hundred segments are not known
 # to a per cent (float32).
 _ROUNDING = 1e4
