@@ -146,7 +146,10 @@ def _by_derivatives(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
     def bends(a: Tensor, b: Tensor) -> Tensor:
         """Second derivatives of M[a, b] in x, at z + x₀ u + x₁ v."""
-        along = lambda x: _inner(metric.tensor(z + (plane @ x[..., None])[..., 0]), a, b)[..., 0]  # noqa: E731
+
+        def along(x: Tensor) -> Tensor:
+            return _inner(metric.tensor(z + (plane @ x[..., None])[..., 0]), a, b)[..., 0]
+
         with torch.no_grad():
             return hessian(along, torch.zeros_like(z[..., :2]), functional=False)
 

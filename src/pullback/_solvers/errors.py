@@ -40,7 +40,8 @@ def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tens
     theory = _EXPENSIVE_SHARE if expensive else FOURTH_ORDER
     firm = paths.certified | descent.firm
     share = torch.where(found.asymptotic, theory, 1 / 3)
-    # where the last two changes fall more slowly they are taken for a geometric series (Aitken)
+    # where the last two changes fall more slowly they are taken for a geometric series (Aitken), of at most three times
+    # the last; of once where decoding is expensive, since more only sends paths along walls to finer levels
     ratio = ((found.energy - paths.energy) / paths.change).abs().nan_to_num(0.0).clamp_max(0.5 if expensive else 3 / 4)
     share = torch.where(worse | ~firm, 1.0, torch.maximum(share, ratio / (1 - ratio)))
     change = (share * (now - last).abs() / scale).nan_to_num(torch.inf)

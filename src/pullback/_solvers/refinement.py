@@ -151,7 +151,8 @@ class Refinement:
         new.status = torch.where(worse & descent.left, Status.UNRESOLVED, new.status)
         walled = blind & (level >= self.plan.blind_segments) & ~paths.was_walled
         routes = {(_PIECES, self.plan.walled_segments): walled, (_CHORDS, 2 * level): ~walled}
-        return take(new, done), self._routed(new, done, routes)
+        rows = {key: (mask & ~done).nonzero()[:, 0] for key, mask in routes.items()}
+        return take(new, done), {key: self._prepared(take(new, i), key) for key, i in rows.items() if i.numel()}
 
     def _measured_again(self, paths: Paths, found: Measurement, rows: Tensor) -> tuple[Paths, Measurement]:
         """The same with some paths measured on this level too: what coarse chords made of them may be too low."""
@@ -249,11 +250,6 @@ class Refinement:
         rest.nodes = rest.nodes.index_copy(0, beside((~worse[~done]).nonzero()[:, 0], cut), cut)
         back = replace(back, nodes=back.on(FINE_SEGMENTS), was_walled=torch.ones_like(back.was_walled))
         return take(back, slice(0)), {(_PIECES, 2 * level): rest, (_CHORDS, FINE_SEGMENTS): back}
-
-    def _routed(self, new: Paths, done: Tensor, routes: dict[Key, Tensor]) -> dict[Key, Paths]:
-        """The paths that are not done, prepared for the levels they go to."""
-        chosen = {key: (rows & ~done).nonzero()[:, 0] for key, rows in routes.items()}
-        return {key: self._prepared(take(new, rows), key) for key, rows in chosen.items() if rows.numel()}
 
     def _prepared(self, paths: Paths, key: Key) -> Paths:
         """The paths with the nodes of a level."""

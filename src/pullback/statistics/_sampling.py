@@ -79,11 +79,14 @@ def sample_uniform(
     def log_density(z: Tensor) -> Tensor:
         return torch.where(inside(z), paths.log_volume(z), -torch.inf)
 
+    def propose() -> tuple[Tensor, Tensor]:
+        z = uniform(max(1024, n))
+        return z, log_density(z)
+
     with torch.no_grad():
         if num_steps is None:
             advice = "the volume is concentrated on a small part of the box. Use num_steps=500 for Markov chains, or"
-            draw = lambda: (z := uniform(max(1024, n)), log_density(z))  # noqa: E731
-            return rejected(draw, n, generator, f"{advice} narrow the bounds.")
+            return rejected(propose, n, generator, f"{advice} narrow the bounds.")
         if support is None:
             start = uniform(n)
         else:
