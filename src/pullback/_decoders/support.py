@@ -78,9 +78,11 @@ class Support(nn.Module):
         Args:
             codes: latent codes of the data, shape ``(n, d)``. The support has their dtype and device.
             num_centers: k. By default :math:`n^{2/3}`, at most 512: both the centers and the codes of each are many.
+                Codes that are left outside the `edge` then become centers of their own, the farthest first, up to k
+                more: a code of the data does not stand in a wall around them.
             scale: the smoothing length h. By default :math:`1.5^{2/d}` times the median distance between neighboring
                 centers. Smaller, and level sets are bumpy at every center; larger, and gaps in the data close.
-            quantile: the share of the codes that lie inside the `edge` of the support.
+            quantile: the share of the codes that lie inside the `edge` around the k centers.
             random_state: seed of k-means.
         """
         check_options(scale=scale)
@@ -102,8 +104,12 @@ class Support(nn.Module):
         support = cls(centers, scale=h, edge=torch.zeros_like(h), spread=spread)
         distances = torch.cat([support.distance2(chunk) for chunk in codes.split(4096)])
         # torch.quantile refuses more than 16 million values; sorting does not.
-        support.edge.copy_(distances.sort().values[round(quantile * (len(distances) - 1))])
-        return support
+        edge = distances.sort().values[round(quantile * (len(distances) - 1))]
+        if num_centers is None:
+            edge = edge.clamp_min(0)  # a center is inside also where it is alone
+            outside = distances > edge
+            centers = torch.cat([centers, _islands(codes[outside], distances[outside], edge, h.square(), k)])
+        return cls(centers, scale=h, edge=edge, spread=spread)
 
     def distance2(self, z: Codes, *, smooth: bool = True) -> Float[Tensor, "*batch"]:
         r"""Squared distance to the data: the smooth minimum :math:`D_h(z)`, or with ``smooth=False`` the paper's D(z).
@@ -146,6 +152,16 @@ class Support(nn.Module):
     def contains(self, z: Codes) -> Bool[Tensor, "*batch"]:
         """Whether points lie on the data, that is within the `border`."""
         return self.distance2(z) <= self.border
+
+
+def _islands(codes: Tensor, distances: Tensor, edge: Tensor, h2: Tensor, most: int) -> Tensor:
+    """Codes that as further centers bring all of the codes inside the edge: again and again the farthest."""
+    chosen = []
+    while len(chosen) < most and len(codes) and distances.amax() > edge:
+        chosen.append(codes[distances.argmax()])
+        distances = -h2 * torch.logaddexp(-distances / h2, -(codes - chosen[-1]).square().sum(-1) / h2)
+        codes, distances = codes[distances > edge], distances[distances > edge]
+    return torch.stack(chosen) if chosen else codes[:0]
 
 
 def check_support(support: Support) -> Support:
