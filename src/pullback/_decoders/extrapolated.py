@@ -16,18 +16,24 @@ from scipy.sparse.csgraph import dijkstra
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pullback._decoders.contract import Decoder
+from pullback._decoders.contract import Decoder, observe, unvalidated
 from pullback._decoders.pullback import pulled_back
 from pullback._decoders.reading import WithChannel
 from pullback._decoders.support import Support, check_support
-from pullback._families.rules import fisher
+from pullback._families.rules import embed, fisher
 from pullback._options import check_options
 from pullback._progress import progress
 
-_SLOPE = 3.0
-_MAX_PROBES = 192
-_LINE_POINTS = 7
-_NUM_NEIGHBORS = 10
+# Slope of the wall over the speed between neighboring centers; the excess of `distance2`, in units of h², over which
+# the wall rises; and how much more than the way along the data a straight hop has to cost. A wall that rises at once
+# bends paths along it within a fraction of a segment (benchmarks/latent.py: with a fourth of this width they took up to
+# three times the points, d = 8 to 32); with less to spare paths cut the corners of the toy problem's ring.
+_SLOPE, _ONSET, _SPARE = 3.0, 4.0, 1.2
+# Centers that are looked at, points between two of them, and the neighbors of each in the graph of ways along the data:
+# with 10 the ways are up to 40 % too long, with 64 the metric at their ends says too little of them (trained VAEs with
+# d = 8 to 32).
+_MAX_PROBES, _LINE_POINTS, _NUM_NEIGHBORS = 192, 7, 32
+_HOPS_AT_ONCE = 256
 
 
 class Extrapolated(WithChannel):
@@ -42,10 +48,10 @@ class Extrapolated(WithChannel):
         decoder: any decoder; without a `strength` its family needs a rule for `pullback.fisher`.
         support: where the data are.
         strength: the slope :math:`\lambda` of the wall, in units of length in the metric per unit of latent distance.
-            By default it is found from the decoder at the support's centers: three times the median of
-            :math:`\sqrt{\lambda_{\max}(M)}`, or more where that leaves a short cut, namely the smallest slope for which
-            no straight line between two centers that leaves the support is shorter than the way along the data. Call
-            `calibrate` after the decoder has changed. For a metric in other units than Fisher-Rao's give your own.
+            By default it is found from the decoder at the support's centers: three times the median of the speed
+            between neighboring ones, or more where that leaves a short cut, namely the smallest slope for which every
+            straight line between two centers that leaves the support is a fifth longer than the way along the data.
+            Call `calibrate` after the decoder has changed. For a metric in other units than Fisher-Rao's give your own.
 
     >>> import torch, pullback as pb
     >>> from torch.distributions import Normal
@@ -76,13 +82,13 @@ class Extrapolated(WithChannel):
             M = pulled_back(fisher, self.decoder, c).detach()
         except NotImplementedError as error:
             raise NotImplementedError(f"{error} To wrap such a decoder give Extrapolated(..., strength=).") from error
-        speed = torch.linalg.eigvalsh(M)[..., -1].clamp_min(0).sqrt().median()
-        if not speed > 0:
+        slope = _slope(self.support, self.decoder, c, M)
+        if not slope > 0:
             raise ValueError(
                 "The decoder is constant at the centers of the support, so lengths on the data are zero and no wall "
                 "can be scaled to them. Check that the decoder and the codes belong together, or give strength=."
             )
-        self.strength.copy_(torch.maximum(_SLOPE * speed, _closing_slope(self.support, c, M)))
+        self.strength.copy_(slope)
 
     def extra_repr(self) -> str:
         """What is inside, for printing."""
@@ -97,29 +103,58 @@ class Extrapolated(WithChannel):
 
 
 def _height(support: Support, distance2: Tensor) -> Tensor:
-    r"""The distance ρ beyond the edge of the support: √e exp(-h²/e), zero with all its derivatives where e <= 0."""
-    h2 = support.scale.square()
+    r"""The distance ρ beyond the edge of the support: √e exp(-4h²/e), zero with all its derivatives where e <= 0."""
+    width = _ONSET * support.scale.square()
     excess = distance2 - support.edge
-    outside = excess > h2 / 80  # below, the exponential is under 1e-34 and its derivatives would divide by zero
-    excess = torch.where(outside, excess, h2)
-    return torch.where(outside, excess.sqrt() * torch.exp(-h2 / excess), 0.0)
+    outside = excess > width / 80  # below, the exponential is under 1e-34 and its derivatives would divide by zero
+    excess = torch.where(outside, excess, width)
+    return torch.where(outside, excess.sqrt() * torch.exp(-width / excess), 0.0)
 
 
-def _closing_slope(support: Support, c: Tensor, M: Tensor) -> Tensor:
-    """The smallest slope λ of the wall at which no straight hop between two of the centers c is a short cut: it costs
-    2 λ ρ at least, the way along the data the distance in the graph of near centers that see each other inside."""
-    t = torch.linspace(0, 1, _LINE_POINTS + 2, dtype=c.dtype, device=c.device)[1:-1, None, None]
+def _slope(support: Support, decoder: Decoder, c: Tensor, M: Tensor) -> Tensor:
+    """The slope λ of the wall, from the metric M at some of the centers c; zero if they are all alike.
+
+    It is three times the speed between neighboring centers, or the smallest slope at which every straight hop between
+    two of the centers costs a fifth more than the way along the data. A hop costs 2 λ ρ at least, and as much as it is
+    long without the wall; the way along the data costs the distance in the graph of near centers that see each other
+    inside.
+    """
+    t = torch.linspace(0, 1, _LINE_POINTS + 2, dtype=c.dtype, device=c.device)[:, None, None]
     peaks = c.new_zeros(len(c), len(c)) + support.edge  # the largest distance2 on each straight line
     for i in range(len(c) - 1):
-        peaks[i, i + 1 :] = support.distance2(c[i] + t * (c[i + 1 :] - c[i])).amax(0)
-    peaks = torch.maximum(peaks, peaks.mT)
-    inside = peaks <= support.border
+        peaks[i, i + 1 :] = support.distance2(c[i] + t[1:-1] * (c[i + 1 :] - c[i])).amax(0)
+    inside = torch.maximum(peaks, peaks.mT) <= support.border
     v = c[:, None] - c
     lengths = torch.einsum("ijk,ikl,ijl->ij", v, M, v)
     lengths = (0.5 * (lengths + lengths.mT)).clamp_min(0).sqrt()
-    neighbors = v.square().sum(-1).argsort(-1)[:, : _NUM_NEIGHBORS + 1]
-    near = torch.zeros_like(inside).scatter_(-1, neighbors, True)
-    edges = torch.where((near | near.mT) & inside, lengths, torch.inf)
-    along = torch.from_numpy(dijkstra(edges.cpu().numpy(), directed=False)).to(c)
-    hops = ~inside & along.isfinite()
-    return torch.where(hops, along / (2 * _height(support, peaks)), 0.0).amax()
+    neighbors = v.square().sum(-1).argsort(-1)[:, 1 : _NUM_NEIGHBORS + 1]
+    steps = v.norm(dim=-1)
+    near = torch.zeros_like(inside).scatter_(-1, neighbors, True) & (steps > 0)
+    speeds = lengths[near] / steps[near] if near.any() else M.diagonal(0, 1, 2).mean().sqrt()
+    along = torch.where((near | near.mT) & inside, lengths, torch.inf)
+    along = torch.from_numpy(dijkstra(along.cpu().numpy(), directed=False)).to(c)
+    hops = (~inside & along.isfinite()).triu(1).nonzero()
+    return _closing_slope(decoder, c[hops], t[::2], along[*hops.mT], _height(support, peaks[*hops.mT]), speeds)
+
+
+def _closing_slope(decoder: Decoder, hops: Tensor, t: Tensor, along: Tensor, heights: Tensor, speeds: Tensor) -> Tensor:
+    """The slope that closes hops ``(n, 2, d)``; those that may want the steepest wall are measured first."""
+    slope, costs = _SLOPE * speeds.median(), _SPARE * along
+    order = (costs / heights).argsort(descending=True)
+    for some in order.split(_HOPS_AT_ONCE):
+        if not len(some) or costs[some[0]] <= 2 * slope * heights[some[0]]:
+            break
+        start, stop = hops[some].unbind(1)
+        missing = costs[some].square() - _length(decoder, start + t * (stop - start)).square()
+        slope = torch.maximum(slope, (missing.clamp_min(0).sqrt() / (2 * heights[some])).amax())
+    return slope
+
+
+def _length(decoder: Decoder, points: Tensor) -> Tensor:
+    """The lengths of chains ``(T + 1, n, d)`` of points by their chords, zero where they are not known."""
+    with torch.no_grad(), unvalidated():
+        dual = embed(observe(decoder, points.flatten(0, 1)))
+    if dual is None:
+        return torch.zeros_like(points[0, :, 0])
+    steps = [x.flatten(1).unflatten(0, points.shape[:2]).diff(dim=0) for x in dual]
+    return (steps[0] * steps[1]).sum(-1).clamp_min(0).sqrt().sum(0).nan_to_num(0.0, 0.0)
