@@ -138,7 +138,7 @@ def test_elements_go_where_a_curve_bends():
     elements = elements_of(metric, path)
     for _ in range(6):
         shares = elements.tails(placed(path, edges))
-        ((_, edges),) = adapted(edges, shares, 1e-4, 8)
+        ((_, edges),) = adapted(edges, shares, 1e-4, torch.tensor(8))
     assert (elements.tails(placed(path, edges)) < 1e-3).all()
     middles = 0.5 * (edges[0, :-1] + edges[0, 1:])
     assert ((middles - 0.3).abs() < 0.05).sum() > 0.5 * len(middles)

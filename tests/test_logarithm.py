@@ -154,8 +154,9 @@ def test_single_precision_where_the_metric_sees_little_of_a_direction():
     assert (off <= 1e-4).all()
 
 
-def test_velocities_along_walls_arrive_or_say_so():
-    """Around a steep hill geodesics part fast: errors of the velocity are some hundred times as large at the end."""
+def test_velocities_along_walls_arrive():
+    """Around a steep hill geodesics part fast: errors of the velocity are some hundred times as large at the end, and
+    are made so much smaller."""
 
     def hill(z: Tensor) -> Normal:
         height = 0.5 * torch.nn.functional.softplus(20 * (1 - z.norm(dim=-1, keepdim=True)))
@@ -169,9 +170,8 @@ def test_velocities_along_walls_arrive_or_say_so():
     assert (metric.norm(a, log.velocity - fine.velocity) <= 3 * log.error * log.distance)[fine.converged].all()
     gap = pb.expmap(metric, a, log.velocity) - b
     miss = torch.maximum(gap.norm(dim=-1) / (b - a).norm(dim=-1), metric.norm(b, gap) / log.distance)
-    assert (miss <= 1e-3)[log.converged].all()
-    assert log.converged.sum() >= 18
-    assert (log.miss > 1e-3).any()
+    assert (miss <= 1e-3).all()
+    assert log.converged.all()
 
 
 def test_velocities_are_tried_out():

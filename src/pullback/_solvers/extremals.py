@@ -19,9 +19,11 @@ from pullback._solvers.plan import COARSE_STEPS
 
 # Tails of the elements on which a path is first solved, and steps there (logarithms of the VAE,
 # benchmarks/geodesics.py).
-_COARSE_TAIL, _MAX_STEPS = 5e-3, COARSE_STEPS
+_COARSE_TAIL, _MAX_STEPS = 5e-3, 2 * COARSE_STEPS
 # Damping for paths as they come, and for curves that were solved on fewer elements.
 _FAR, _NEAR = 1e-3, 1e-8
+# Excess from which on it says little of how many elements are needed: three times as many.
+_MOST_AT_ONCE = 3.0**DEGREE
 # Change of the energy on halves of the elements from which on a curve hops over a wall (test_logarithm).
 _AGREEMENT = 1e-2
 # Error of the momentum over the square of the largest tail: twice what was met on the VAE and the charts of
@@ -59,7 +61,7 @@ class Level:
     damping: Tensor  # of the first step
 
 
-NeedsRefinement = Callable[[Extremals, Level], Tensor]
+Excess = Callable[[Extremals, Level], Tensor]
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,15 @@ class ExtremalSolver:
         elements: the energy.
         rtol: relative error of the momentum aimed at.
         num_segments: of all paths, as the solver found them; solutions are measured on as many.
-        needs_refinement: is told what is known of some curves and says which of them need more elements.
+        excess: is told what is known of some curves and says how many times too large what they leave is: 0 for those
+            that need no more elements, 1 where that is not known.
         max_elements: beyond which no curve is refined.
     """
 
     elements: ElementEnergy
     rtol: float
     num_segments: Tensor
-    needs_refinement: NeedsRefinement
+    excess: Excess
     max_elements: int = SIZES[-1]
 
     def solve(self, index: Tensor, paths: Tensor) -> list[Level]:
@@ -90,7 +93,7 @@ class ExtremalSolver:
             tails = self.elements.tails(nodes)
             coarse = (tails.amax(1) > 2 * _COARSE_TAIL) & (edges.shape[1] <= self.max_elements // 4)
             ready.append(take(Level(index[rows], edges, nodes, torch.full_like(edges[:, 0], _FAR)), ~coarse))
-            meshes = adapted(edges[coarse], tails[coarse], _COARSE_TAIL, edges.shape[1])
+            meshes = adapted(edges[coarse], tails[coarse], _COARSE_TAIL, torch.tensor(edges.shape[1]))
             waiting += [(rows[coarse][chosen], new) for chosen, new in meshes]
         return self._run(ready, self.rtol)
 
@@ -101,7 +104,7 @@ class ExtremalSolver:
             again = wanted[level.index] & (level.edges.shape[1] <= self.max_elements)
             rest.append(take(level, ~again))
             if again.any():
-                pending += self._finer(take(level, again), rtol)
+                pending += self._finer(take(level, again), rtol, torch.ones_like(level.edges[again, 0]))
         return [*rest, *self._run(pending, rtol)]
 
     def _run(self, pending: list[Level], rtol: float) -> list[Level]:
@@ -111,10 +114,11 @@ class ExtremalSolver:
             width = min(level.edges.shape[1] for level in pending)
             level, found, settled = self._solved(concatenate([x for x in pending if x.edges.shape[1] == width]))
             pending = [x for x in pending if x.edges.shape[1] != width]
-            more = self.needs_refinement(found, level) & settled & (width <= self.max_elements)
+            excess = self.excess(found, level)
+            more = (excess > 0) & settled & (width <= self.max_elements)
             done.append(take(level, ~more))
             if more.any():
-                pending += self._finer(take(level, more), rtol)
+                pending += self._finer(take(level, more), rtol, excess[more])
         return done
 
     def _solved(self, level: Level) -> tuple[Level, Extremals, Tensor]:
@@ -139,11 +143,13 @@ class ExtremalSolver:
         found = Extremals(level.index, descent.energy, measured, momentum, error, misfit)
         return Level(level.index, level.edges, descent.nodes, damping), found, settled
 
-    def _finer(self, level: Level, rtol: float) -> list[Level]:
-        """The curves on meshes of more elements, placed by the tails on halves of those they have."""
-        fine = halved(level.edges)
+    def _finer(self, level: Level, rtol: float, excess: Tensor) -> list[Level]:
+        """The curves on meshes of more elements, placed by the tails on halves of those they have. What is
+        left falls with the power p of the size of elements."""
+        fine, width = halved(level.edges), level.edges.shape[1]
+        at_least = (width * excess.clamp_max(_MOST_AT_ONCE) ** (1 / DEGREE)).floor().long()
         tails = self.elements.tails(moved(level.nodes, level.edges, fine))
         return [
             Level(level.index[rows], new, moved(level.nodes[rows], level.edges[rows], new), level.damping[rows])
-            for rows, new in adapted(fine, tails, 0.1 * rtol**0.5, level.edges.shape[1])
+            for rows, new in adapted(fine, tails, 0.1 * rtol**0.5, at_least)
         ]

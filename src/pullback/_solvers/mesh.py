@@ -67,13 +67,14 @@ def halved(edges: Tensor) -> Tensor:
     return torch.cat([torch.stack([edges[:, :-1], middle], -1).flatten(1), edges[:, -1:]], 1)
 
 
-def adapted(edges: Tensor, tails: Tensor, goal: float, at_least: int) -> list[tuple[Tensor, Tensor]]:
+def adapted(edges: Tensor, tails: Tensor, goal: float, at_least: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Meshes for elements with such tails: rows of curves with their new edges, one entry for each number of
     elements."""
     need = (tails / goal).clamp_min(torch.finfo(tails.dtype).tiny) ** (1 / DEGREE)
     need = need.nan_to_num(_MOST, _MOST).clamp(_FEWEST, _MOST)
-    sizes = torch.tensor([s for s in SIZES if s >= at_least] or SIZES[-1:], device=edges.device)
-    chosen = sizes[torch.searchsorted(sizes, need.sum(1).ceil().long()).clamp_max(len(sizes) - 1)]
+    sizes = torch.tensor(SIZES, device=edges.device)
+    wanted = torch.maximum(need.sum(1).ceil().long(), at_least.to(sizes))
+    chosen = sizes[torch.searchsorted(sizes, wanted).clamp_max(len(sizes) - 1)]
     return [
         ((chosen == K).nonzero()[:, 0], _equidistributed(edges[chosen == K], need[chosen == K], K))
         for K in chosen.unique().tolist()
