@@ -112,8 +112,7 @@ def _steps(metric: Metric, z: Tensor, tolerance: float) -> None:
     visible = squares > tolerance * metric.tensor(z).abs().amax((-2, -1))
 
     def relative_error(h: Tensor) -> Tensor:
-        error = (metric.ds2(z, z + h[:, None] * v) / (h**2 * squares) - 1).abs()
-        return torch.where(visible, error, 0).max()
+        return torch.where(visible, (metric.ds2(z, z + h[:, None] * v) / (h**2 * squares) - 1).abs(), 0).max()
 
     coarse, fine = relative_error(short), relative_error(short / 8)
     _require(

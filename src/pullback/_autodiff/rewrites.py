@@ -63,8 +63,7 @@ def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
 
 
 def _cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
-    identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-    inverse = torch.linalg.solve_triangular(L, identity, upper=upper)
+    inverse = torch.linalg.solve_triangular(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device), upper=upper)
     return inverse @ inverse.mT if upper else inverse.mT @ inverse
 
 

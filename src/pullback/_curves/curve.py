@@ -265,11 +265,7 @@ def length(
 
 @progress("lengths")
 def _measure(
-    metric: Metric,
-    curve: Curve | Points,
-    num_segments: int | None,
-    extrapolate: bool,
-    total: Callable[[Tensor], Tensor],
+    metric: Metric, curve: Curve | Points, num_segments: int | None, extrapolate: bool, total: Callable[..., Tensor]
 ) -> Tensor:
     path = curve_for(metric, curve)
     as_given = num_segments is None and not isinstance(curve, Curve)

@@ -81,8 +81,7 @@ class GPDecoder(nn.Module):
         codes, x = _checked(codes, x)
         z, y = (codes - codes.mean(0)).double(), (x - x.mean(0)).double()
         squares = squared_distances(z, z)
-        scale = float(y.square().mean().sqrt())
-        start = np.log([math.sqrt(float(squares.median()) + 1e-12), scale, 0.3])
+        start = np.log([math.sqrt(float(squares.median()) + 1e-12), float(y.square().mean().sqrt()), 0.3])
 
         def objective(log_parameters: np.ndarray) -> tuple[float, np.ndarray]:
             """The negative log-likelihood of a value (Rasmussen and Williams 2006, equation 2.30), and its gradient."""
@@ -121,8 +120,7 @@ def _kernel(squares: Tensor, lengthscale: Tensor, signal: Tensor) -> Tensor:
 
 
 def _factor(kernel: Tensor, noise: Tensor) -> Tensor:
-    eye = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
-    factor, info = torch.linalg.cholesky_ex(kernel + noise.square() * eye)
+    factor, info = torch.linalg.cholesky_ex(kernel + noise.square() * torch.eye(len(kernel)).to(kernel))
     if info != 0:
         raise ValueError(
             "The kernel matrix of the codes is singular to working precision: some codes are too close for this "

@@ -50,8 +50,7 @@ def reference(like: object) -> Tensor | None:
     # Buffers (a prior, a support) follow the parameters of what they are wrapped around, not the other way round.
     for kind in ("parameters", "buffers"):
         tensors = [filter(Tensor.is_floating_point, getattr(network, kind)()) for network in networks(like)]
-        known = [x for x in (next(each, None) for each in tensors) if x is not None]
-        if known:
+        if known := [x for x in (next(each, None) for each in tensors) if x is not None]:
             return known[0] if len({(x.dtype, x.device) for x in known}) == 1 else None
     return None
 

@@ -266,8 +266,7 @@ for _family in (td.Gumbel, td.Weibull, td.Kumaraswamy):
 @rules.embed.register
 def _(p: Composite, origin: Distribution | None = None) -> rules.Dual | None:
     """The embeddings of the features and parts, side by side; None if one of them has none."""
-    pairs = parts(p, origin)
-    return _side_by_side([(rules.embed(a, origin=None if origin is None else b), f) for a, b, f in pairs])
+    return _side_by_side([(rules.embed(a, origin=None if origin is None else b), f) for a, b, f in parts(p, origin)])
 
 
 @rules.natural_and_mean.register

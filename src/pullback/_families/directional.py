@@ -65,10 +65,7 @@ class VonMisesFisher(Distribution):
     tensor([0.0000, 0.0000, 0.5373])
     """
 
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
-        "loc": _UnitVector(),
-        "concentration": constraints.nonnegative,
-    }
+    arg_constraints: ClassVar[dict[str, Any]] = {"loc": _UnitVector(), "concentration": constraints.nonnegative}
     support = _UnitVector()  # pyright: ignore[reportAssignmentType]
     has_rsample = True
 

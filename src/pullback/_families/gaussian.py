@@ -51,9 +51,8 @@ def _(p: MultivariateNormal, origin: MultivariateNormal | None = None) -> rules.
     loc, cov, factor = _whitened(p, origin)
     both = torch.cat([loc[..., None], cov], -1)
     natural = solve_triangular(factor.mT, solve_triangular(factor, both, upper=False), upper=True)
-    moment = cov + loc[..., None] * loc[..., None, :]
     phi = torch.cat([natural[..., 0], _pack(natural[..., 1:], diagonal=0.5)], -1)
-    return phi, torch.cat([loc, _pack(moment)], -1)
+    return phi, torch.cat([loc, _pack(cov + loc[..., None] * loc[..., None, :])], -1)
 
 
 @rules.rao_distance.register
@@ -147,8 +146,7 @@ def _(p: Full, q: MultivariateNormal, alpha: float) -> Tensor:
     factors = [torch.linalg.cholesky(r.covariance_matrix) for r in (p, q)]
     first, second, between = (f.diagonal(dim1=-2, dim2=-1).log().sum(-1) for f in (*factors, L))
     scales = (1 - alpha) * first + alpha * second - between
-    value = scales - 0.5 * alpha * (1 - alpha) * (whitened**2).sum(-1)
-    return torch.where(info == 0, value, torch.inf)
+    return torch.where(info == 0, scales - 0.5 * alpha * (1 - alpha) * (whitened**2).sum(-1), torch.inf)
 
 
 @rules.fisher.register
@@ -210,8 +208,7 @@ def wasserstein2(p: Distribution, q: Distribution) -> Tensor:
     p = _full(p)
     # With Σ_p = LLᵀ, the trace is |L⁻ᵀ((Lᵀ Σ_q L)^½ - LᵀL)|²: nothing cancels.
     L = torch.linalg.cholesky(p.covariance_matrix)
-    difference = sqrtm(L.mT @ other.covariance_matrix @ L) - L.mT @ L
-    moved = torch.linalg.solve_triangular(L.mT, difference, upper=True)
+    moved = solve_triangular(L.mT, sqrtm(L.mT @ other.covariance_matrix @ L) - L.mT @ L, upper=True)
     return ((p.loc - other.loc) ** 2).sum(-1) + (moved**2).sum((-2, -1))
 
 

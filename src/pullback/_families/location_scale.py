@@ -156,7 +156,6 @@ class UnitNormal(Normal):
         super().__init__(loc, torch.ones_like(loc), validate_args=False)
 
     def expand(self, batch_shape: _size, _instance: object = None) -> UnitNormal:
-        """The same distribution with a larger batch shape."""
         return UnitNormal(self.loc.expand(batch_shape))
 
 
@@ -229,8 +228,7 @@ def _tail_weight(df: Tensor) -> Tensor:
 def _(p: Normal) -> rules.Dual:
     """T = (x, x²)."""
     precision = p.scale**-2
-    natural = torch.stack([p.loc * precision, -0.5 * precision], -1)
-    return natural, torch.stack([p.loc, p.loc**2 + p.scale**2], -1)
+    return torch.stack([p.loc * precision, -0.5 * precision], -1), torch.stack([p.loc, p.loc**2 + p.scale**2], -1)
 
 
 @rules.positive_kl.register
@@ -248,8 +246,7 @@ def _(p: Normal, q: Normal, alpha: float) -> Tensor:
     """
     v = alpha * q.scale**2 + (1 - alpha) * p.scale**2
     scales = (1 - alpha) * p.scale.log() + alpha * q.scale.log() - 0.5 * v.log()
-    value = scales - 0.5 * alpha * (1 - alpha) * (p.loc - q.loc) ** 2 / v
-    return torch.where(v > 0, value, torch.inf)
+    return torch.where(v > 0, scales - 0.5 * alpha * (1 - alpha) * (p.loc - q.loc) ** 2 / v, torch.inf)
 
 
 @rules.positive_kl.register
@@ -274,8 +271,7 @@ def _(p: Gumbel | Weibull, q: Any) -> Tensor:
 @rules.positive_kl.register
 def _(p: td.Uniform | td.Pareto, q: td.Uniform | td.Pareto) -> Tensor:
     """torch's, unless it is differentiated: twice would be silently wrong."""
-    ends = [q.low, q.high] if isinstance(q, td.Uniform) else [q.scale]
-    if any(map(depends_on_code, ends)):
+    if any(map(depends_on_code, [q.low, q.high] if isinstance(q, td.Uniform) else [q.scale])):
         raise MissingRuleError(
             f"The support of this {type(q).__name__} moves with the code, so it has no Fisher information and its "
             "divergence is infinite on one side. Use pullback.EuclideanMetric(decoder), or a likelihood with fixed "

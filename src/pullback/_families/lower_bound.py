@@ -34,8 +34,7 @@ def lower_bound(p: Distribution, q: Distribution, num_batch: int, is_constant: I
     if isinstance(p, Independent) and isinstance(q, Independent):
         return lower_bound(p.base_dist, q.base_dist, num_batch, is_constant)
     if isinstance(p, Product) and isinstance(q, Product):
-        pairs = zip(p.components, q.components, strict=True)
-        parts = [lower_bound(a, b, num_batch, is_constant) for a, b in pairs]
+        parts = [lower_bound(a, b, num_batch, is_constant) for a, b in zip(p.components, q.components, strict=True)]
         return torch.linalg.vector_norm(torch.stack(parts), dim=0)
     distances = _bound(p, q, is_constant)
     return torch.linalg.vector_norm(distances.reshape(*distances.shape[:num_batch], -1), dim=-1)
@@ -53,8 +52,7 @@ def _bound(p: Distribution, q: Distribution, is_constant: IsConstant) -> Tensor:
     if isinstance(p, MultivariateNormal) and isinstance(q, MultivariateNormal):
         distance, holds = closed_distance(p, q)
         return torch.where(holds, distance, embedded_distance(p, q))
-    known = fixed_parameter(p, KNOWN)
-    if known is not None and not is_constant(known):
+    if (known := fixed_parameter(p, KNOWN)) is not None and not is_constant(known):
         return _hellinger_angle(p, q) if isinstance(p, (VonMises, VonMisesFisher)) else _nothing(p)
     if rao_distance.dispatch(type(p)) is not rao_distance.dispatch(Distribution):
         return rao_distance(p, q)

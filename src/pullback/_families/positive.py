@@ -88,8 +88,7 @@ def _gamma_push(eta: Tensor, eta0: Tensor | None, u: Tensor) -> rules.Dual:
 def _(p: Gamma) -> rules.Dual:
     """T = (log x, x)."""
     shape, rate = torch.broadcast_tensors(p.concentration, p.rate)
-    mean = torch.stack([torch.digamma(shape) - torch.log(rate), shape / rate], -1)
-    return torch.stack([shape, -rate], -1), mean
+    return torch.stack([shape, -rate], -1), torch.stack([torch.digamma(shape) - torch.log(rate), shape / rate], -1)
 
 
 def _shape(p: Gamma | Exponential) -> Tensor:

@@ -109,8 +109,7 @@ def fixed_parameter(p: Distribution, table: dict[type, str] = FIXED) -> Any:
 
 def varies(p: Distribution, origin: Distribution | None = None) -> bool:
     """Whether that is no constant after all, as far as its values tell: then the family has no embedding."""
-    parameter = fixed_parameter(p)
-    if parameter is None:
+    if (parameter := fixed_parameter(p)) is None:
         return False
     # The leading dimension runs over codes. Along further ones it may vary, because those can be features.
     along_codes = parameter.ndim > 0 and bool((parameter != parameter[:1]).any())
@@ -319,8 +318,7 @@ def positive_kl(p: Distribution, q: Distribution) -> Tensor:
     """KL(p, q) of two members of one family, of shape ``batch_shape``, written so that nothing cancels."""
     # Autodiff differentiates the rules twice and gets the Fisher information: Laplace is without a bare absolute value,
     # Gamma, Beta, Dirichlet and Gumbel without torch's trigamma, which is exact to nine digits only.
-    rule = torch_kl_rule(type(p), type(q))
-    if rule is None:
+    if (rule := torch_kl_rule(type(p), type(q))) is None:
         raise MissingRuleError(
             f"No Kullback-Leibler divergence is known for {type(p).__name__} and {type(q).__name__}. Add it with "
             "torch.distributions.register_kl, or estimate it with "

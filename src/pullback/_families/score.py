@@ -49,8 +49,7 @@ def score_information(p: Distribution, *, num_samples: int = 1000, random_state:
     def root(eta: Tensor, u: Tensor) -> Tensor:
         with torch.no_grad(), fixed_noise(seed, eta.device):
             x = at(eta).sample(Size([num_samples]))
-        tangents = u.reshape(-1, *eta.shape)
-        (values,), (scores,) = directional(lambda eta: (at(eta).log_prob(x),), eta, tangents)
+        (values,), (scores,) = directional(lambda eta: (at(eta).log_prob(x),), eta, u.reshape(-1, *eta.shape))
         weighted = scores * unbiased_weight(values)
         return weighted.movedim(1, -1).reshape(*u.shape[:-1], num_samples) / num_samples**0.5
 

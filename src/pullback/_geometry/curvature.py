@@ -102,8 +102,7 @@ def _sectional(metric: Metric, z: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """By the one formula or the other, in units in which ``u`` and ``v`` are orthonormal."""
     z, u, v = (x.contiguous() for x in (z, u, v))
     u, v = _orthonormalized(metric, z, u, v)
-    embedding = Embedding.of(metric, z)
-    if embedding is None:
+    if (embedding := Embedding.of(metric, z)) is None:
         return _by_derivatives(metric, z, u, v)
     # II(u, u) and II(v, v), and then II(u, v) twice, as one or two tensors (2, 2, *batch, K)
     w = torch.stack([u, v, v, u]).unflatten(0, (2, 2))

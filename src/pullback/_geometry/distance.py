@@ -109,8 +109,7 @@ def _along(metric: Metric, path: Geodesic, index: Tensor, T: int, start: Tensor,
     # Where solving on T segments leads away from the path (it then hops over a wall of the metric), the path is kept as
     # it is, and its length differentiated, which unlike its energy does not ask for constant speed.
     agree = (value - found).abs() <= AGREEMENT * found
-    strides = (4, 2, 1)
-    paths = [torch.where(agree[:, None, None], x, fixed[:, ::k]) for x, k in zip(solved, strides, strict=True)]
+    paths = [torch.where(agree[:, None, None], x, fixed[:, ::k]) for x, k in zip(solved, (4, 2, 1), strict=True)]
     ds2 = [_differentiable_chords(chords, nodes, start, stop) for nodes in paths]
     energy = romberg(*(x.shape[1] * x.sum(-1) for x in ds2))[0]
     square = safe_sqrt(ds2[-1]).sum(-1) ** 2

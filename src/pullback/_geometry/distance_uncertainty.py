@@ -159,10 +159,9 @@ class Identifiability:
 
     def __repr__(self) -> str:
         models, pairs = self.distances.shape
-        done = int(self.converged.sum())
         return (
             f"Identifiability(variation {float(self.variation.mean()):.3f} on average over {pairs} pairs and {models} "
-            f"models; {done} of {self.converged.numel()} paths converged)"
+            f"models; {int(self.converged.sum())} of {self.converged.numel()} paths converged)"
         )
 
 

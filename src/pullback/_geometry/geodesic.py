@@ -145,8 +145,7 @@ def geodesic(
     inits = list(init) if isinstance(init, Sequence) else [init]
     if not inits:
         raise ValueError("init is an empty list of starts. Leave it out to start from straight lines.")
-    solutions = [solver.solve(metric, _start_nodes(metric, start, stop, choice)) for choice in inits]
-    best = _best(solutions)
+    best = _best([solver.solve(metric, _start_nodes(metric, start, stop, choice)) for choice in inits])
     support = metric.support if support is None else check_support(support)
     leaves = None if support is None else (~support.contains(best.nodes)).any(-1).reshape(batch)
     straight = None if best.straight is None else best.straight.reshape(batch)
@@ -158,8 +157,7 @@ def geodesic(
 
 def check_converged(found: Any, what: str, hint: str) -> None:
     """Raises unless all results of a batch have converged: says which have not, and why the first has not."""
-    failed = (~found.converged).nonzero().tolist()
-    if failed:
+    if failed := (~found.converged).nonzero().tolist():
         pairs = [str(tuple(index) if len(index) != 1 else index[0]) for index in failed[:5]]
         more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
         numbers, reason = f"{len(failed)} of {found.converged.numel()}", found.messages[tuple(failed[0])]

@@ -31,7 +31,7 @@ from pullback._decoders.reading import WithPrior, WithReading
 from pullback._families.composite import Product
 from pullback._families.divergences import symmetrized_kl
 from pullback._families.information import MissingRuleError
-from pullback._families.rules import embed
+from pullback._families.rules import squared_chord
 from pullback._geometry.geodesic import Geodesic, geodesic
 from pullback._metrics.base import Metric
 from pullback._metrics.fisher_rao import FisherRaoMetric
@@ -98,11 +98,7 @@ class Contributions:
 
 @progress("contributions")
 def contributions(
-    metric: Metric,
-    path: Geodesic | Curve | Points,
-    labels: Sequence[str] | None = None,
-    *,
-    num_segments: int = 256,
+    metric: Metric, path: Geodesic | Curve | Points, labels: Sequence[str] | None = None, *, num_segments: int = 256
 ) -> Contributions:
     """How much each feature adds to the energy along a path.
 
@@ -170,9 +166,8 @@ def _family_steps(p: Distribution, q: Distribution) -> Tensor:
         return torch.cat([_family_steps(*pair) for pair in zip(p.components, q.components, strict=True)], -1)
     if isinstance(p, Independent) and isinstance(q, Independent):
         return _family_steps(p.base_dist, q.base_dist)
-    first, second = embed(p, origin=p), embed(q, origin=p)
-    if first is not None and second is not None:
-        return ((second[0] - first[0]) * (second[1] - first[1])).sum(-1).reshape(p.batch_shape[0], -1)
+    if (chord := squared_chord(p, q, len(p.batch_shape))) is not None:
+        return chord.reshape(p.batch_shape[0], -1)
     try:
         return 2 * symmetrized_kl(p, q).reshape(p.batch_shape[0], -1)
     except MissingRuleError as error:
@@ -273,9 +268,8 @@ def _vertex(metric: Metric, curve: Curve, codes: Tensor, t: Tensor, width: float
     """The time of least squared distance on the parabola through three times; at most a width beyond them."""
     middle = t.clamp(width, 1 - width)
     times = middle[:, None] + width * torch.tensor([-1.0, 0.0, 1.0], dtype=t.dtype, device=t.device)
-    square = (
-        geodesic(metric, codes[:, None], curve(times.flatten()).unflatten(0, times.shape), solver=solver).length ** 2
-    )
+    points = curve(times.flatten()).unflatten(0, times.shape)
+    square = geodesic(metric, codes[:, None], points, solver=solver).length ** 2
     slope, bend = (square[:, 2] - square[:, 0]) / 2, square[:, 2] - 2 * square[:, 1] + square[:, 0]
     shift = torch.where(bend > 0, -slope / bend, -2 * slope.sign()).clamp(-2, 2)
     found = (middle + width * shift).clamp(0, 1)

@@ -198,8 +198,7 @@ def _turn(jacobians: list[Tensor], factors: Tensor, floor: Tensor, stride: int) 
     """The product of the rotations between every `stride`-th node, in orthonormal coordinates."""
     last = factors.shape[1] - 1
     here, there = slice(0, last, stride), slice(stride, last + 1, stride)
-    projected = _gram(jacobians, there, here) + floor
-    half = torch.linalg.solve_triangular(factors[:, there], projected, upper=False)
+    half = torch.linalg.solve_triangular(factors[:, there], _gram(jacobians, there, here) + floor, upper=False)
     return _product(_polar(torch.linalg.solve_triangular(factors[:, here], half.mT, upper=False).mT))
 
 

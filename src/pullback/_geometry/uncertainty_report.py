@@ -166,8 +166,7 @@ def uncertainty_report(
     rises = torch.stack([entropy[1][:, None] > entropy[0], entropy[1][:, None] >= entropy[0]])
     inside = codes[support.contains(codes)]
     ends = inside[torch.randint(len(inside), (2, num_pairs), generator=generator).to(codes.device)]
-    graph = CodeGraph.fit(metric, codes, max_nodes=_MAX_NODES)
-    paths = geodesic(metric, *ends, init=[None, graph], support=support)
+    paths = geodesic(metric, *ends, init=[None, CodeGraph.fit(metric, codes, max_nodes=_MAX_NODES)], support=support)
     assert paths.leaves_support is not None
     return UncertaintyReport(
         entropy_on=entropy[0].median().item(),

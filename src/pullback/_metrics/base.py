@@ -118,8 +118,7 @@ class Metric(abc.ABC):
 
     def _maps(self, z: Tensor, origin: Tensor | None) -> Tensors:
         """The distinct maps of the embedding, precise near `origin`."""
-        maps = embedding_maps(self, z, origin)
-        if not maps:
+        if not (maps := embedding_maps(self, z, origin)):
             raise NotImplementedError(
                 f"{type(self).__name__} has no embedding at these codes: its family has none, or a parameter that must "
                 "be constant (a total count, degrees of freedom) varies with the code. Register one with "
@@ -144,8 +143,7 @@ class Metric(abc.ABC):
     def log_volume(self, z: Codes) -> Float[Tensor, "*batch"]:
         """``½ log det M(z)``, the log-density of the Riemannian volume; ``-inf`` where M is singular."""
         factor, info = torch.linalg.cholesky_ex(self.tensor(z))
-        half_logdet = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return torch.where(info == 0, half_logdet, -torch.inf)
+        return torch.where(info == 0, factor.diagonal(dim1=-2, dim2=-1).log().sum(-1), -torch.inf)
 
 
 def embedding_maps(metric: Metric, z: Tensor, origin: Tensor | None = None) -> Tensors:

@@ -143,8 +143,7 @@ class DivergenceMetric(Metric):
             return torch.cat([self.ds2(*pair) for pair in zip(a.split(1), b.split(1), strict=True)])
         p, q = observe(self.decoder, a), observe(self.decoder, b)
         forward = self._squared_length(p, q)
-        symmetric = Divergence.of(self.divergence).symmetric
-        return forward if symmetric else 0.5 * (forward + self._squared_length(q, p))
+        return forward if Divergence.of(self.divergence).symmetric else 0.5 * (forward + self._squared_length(q, p))
 
     def _one_by_one(self, z: Tensor) -> bool:
         """A divergence with noise sees one code at a time, so that a value does not depend on the rest of the batch."""

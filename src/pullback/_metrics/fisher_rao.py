@@ -52,8 +52,7 @@ class FisherRaoMetric(Metric):
         # Closed forms for a known parameter are none where it is free, not even between codes at which it agrees: a
         # step must not depend on the rest of its batch.
         if has_constants(observed(self.decoder), a):
-            chord = squared_chord(p, q, 1)
-            if chord is not None:
+            if (chord := squared_chord(p, q, 1)) is not None:
                 return chord
             with contextlib.suppress(MissingRuleError):
                 return 2 * total(symmetrized_kl(p, q), 1)
@@ -88,8 +87,7 @@ class FisherRaoMetric(Metric):
 
     def frame_at(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> Frame:
         z = as_codes(z, self)
-        count = self._num_maps(z)
-        if not count:
+        if not (count := self._num_maps(z)):
             return super().frame_at(z, origin)
         found: list[Information] = []
 
@@ -127,6 +125,5 @@ def _num_maps(decoder: Decoder, codes: Tensor) -> int:
     p = decode(decoder, codes[:1])
     if embed(p) is None or not has_constants(decoder, codes):
         return 0
-    parts = independent(p)
-    known = [0 if part.maps is None else len(part.maps.values(part.eta, None)) for part in parts]
+    known = [0 if part.maps is None else len(part.maps.values(part.eta, None)) for part in independent(p)]
     return max(known) if all(known) else 0

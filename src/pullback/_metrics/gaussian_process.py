@@ -58,8 +58,7 @@ class GPExpectedMetric(Metric):
     def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
         step = self.process.features(b) - self.process.features(a)
         covariance = self._prior_slope2() * (b - a).square().sum(-1) - step.square().sum(-1)
-        mean = step @ self.process.weights
-        return mean.square().sum(-1) + self.process.weights.shape[1] * covariance
+        return (step @ self.process.weights).square().sum(-1) + self.process.weights.shape[1] * covariance
 
     @per_code
     def embed(self, z: Codes, origin: Float[Tensor, "*origin d"] | None = None) -> tuple[Tensor, Tensor] | None:

@@ -68,8 +68,7 @@ class ScoreMetric(Metric):
 
     @per_code
     def ds2(self, a: Codes, b: Codes) -> Float[Tensor, "*batch"]:
-        mean = 0.5 * (self.tensor(a) + self.tensor(b))
-        return torch.einsum("...i,...ij,...j->...", b - a, mean, b - a)
+        return torch.einsum("...i,...ij,...j->...", b - a, 0.5 * (self.tensor(a) + self.tensor(b)), b - a)
 
     def _covariance(self, codes: Tensor) -> Tensor:
         x, forward = self._sampled(codes), self.has_forward_mode(codes)

@@ -54,8 +54,7 @@ def equal_times(nodes: Tensor) -> Tensor:
 
 def halved(nodes: Tensor) -> Tensor:
     """The nodes of elements half as long on the same curves."""
-    new = table("halves", nodes) @ split(nodes)
-    return torch.cat([new.flatten(1, 2), nodes[:, -1:]], 1)
+    return torch.cat([(table("halves", nodes) @ split(nodes)).flatten(1, 2), nodes[:, -1:]], 1)
 
 
 def table(name: str, like: Tensor) -> Tensor:

@@ -72,8 +72,7 @@ def resultant(p: int, concentration: Tensor) -> Resultant:
         variance = (av * v - u * u * variance) / (denominator * denominator)
         deficit = (av - u * deficit) / denominator
         length, spread = u / denominator, v / denominator
-    dtype = concentration.dtype
-    return Resultant(*(value.to(dtype) for value in (length, variance, spread, deficit, log_partition)))
+    return Resultant(*(value.to(concentration.dtype) for value in (length, variance, spread, deficit, log_partition)))
 
 
 def _debye(order: float, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -126,8 +125,7 @@ def _debye_polynomials(order: float) -> tuple[list[float], list[float], list[flo
         g.append(0.5 * ((1 - T) * ((k + 2) * g[k] + 2 * T * g[k].deriv() + square) - 2 * g[k]))
     S = np.zeros(3 * _TERMS + 1)
     for k, polynomial in enumerate(g):
-        powers = k + 2 * np.arange(polynomial.coef.size)
-        S[powers] += np.asarray(polynomial.coef, dtype=np.float64) / order**k
+        S[k + 2 * np.arange(polynomial.coef.size)] += np.asarray(polynomial.coef, dtype=np.float64) / order**k
     n = np.arange(S.size)
     partial = np.cumsum((S[1:] / n[1:])[::-1])[::-1]
     return S.tolist(), (n * S).tolist(), partial.tolist()

@@ -125,5 +125,4 @@ def _kept(n: int, factor: int, dtype: torch.dtype, device: torch.device) -> Tens
 def lerp_nodes(nodes: Tensor, factor: int) -> Tensor:
     """Nodes and `factor - 1` points on the straight pieces between each two of them."""
     w = torch.arange(factor, dtype=nodes.dtype, device=nodes.device)[:, None] / factor
-    pieces = torch.lerp(nodes[:, :-1, None], nodes[:, 1:, None], w).flatten(1, 2)
-    return torch.cat([pieces, nodes[:, -1:]], 1)
+    return torch.cat([torch.lerp(nodes[:, :-1, None], nodes[:, 1:, None], w).flatten(1, 2), nodes[:, -1:]], 1)

@@ -135,8 +135,7 @@ class ChordEnergy(Objective):
 
     def parts(self, z: Tensor, origin: Tensor) -> tuple[Tensor, ...]:
         """The distinct maps of the embedding at ``z``; `origin` only matters to pairs."""
-        dual = self.metric.embed(z, origin=origin if self.num_parts == 2 else None)
-        if dual is None:
+        if (dual := self.metric.embed(z, origin=origin if self.num_parts == 2 else None)) is None:
             raise NoEmbeddingError(
                 "The metric has an embedding at some codes and none at others: a parameter that must be constant (a "
                 "total count, degrees of freedom) varies with the code. Use pullback.ScoreMetric or "
@@ -155,8 +154,7 @@ class ChordEnergy(Objective):
         paths of so many segments; ``nodes`` are a few on each."""
         if self.num_parts < 2:
             return torch.zeros_like(nodes[:, 0, 0])
-        size = self.chunk_size(nodes, 4)
-        parts = torch.cat([self._cancellation(chunk) for chunk in nodes.split(size)])
+        parts = torch.cat([self._cancellation(chunk) for chunk in nodes.split(self.chunk_size(nodes, 4))])
         return (num_segments / (nodes.shape[1] - 1) * parts).nan_to_num(0.0)
 
     def _cancellation(self, nodes: Tensor) -> Tensor:
@@ -259,6 +257,5 @@ def _paired(left: list[list[Tensor]], right: list[list[Tensor]], factor: int) ->
     """``factor (Lφ Rψᵀ + Lψ Rφᵀ)``, summed over parts; one product for a Euclidean embedding."""
     terms = []
     for a, b in zip(left, right, strict=True):
-        one = len(a) == 1
-        terms.append(2 * factor * (a[0] @ b[0].mT) if one else factor * (a[0] @ b[1].mT + a[1] @ b[0].mT))
+        terms.append(2 * factor * (a[0] @ b[0].mT) if len(a) == 1 else factor * (a[0] @ b[1].mT + a[1] @ b[0].mT))
     return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)

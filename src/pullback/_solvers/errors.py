@@ -37,9 +37,8 @@ def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tens
     # the path. Where decoding is expensive lengths are compared.
     last, now = (paths.length.square(), found.length.square()) if expensive else (paths.energy, found.energy)
     # Richardson: the finer level still misses 1/15 (order four) or 1/3 (order two) of the last change
-    theory = _EXPENSIVE_SHARE if expensive else FOURTH_ORDER
     firm = paths.certified | descent.firm
-    share = torch.where(found.asymptotic, theory, 1 / 3)
+    share = torch.where(found.asymptotic, _EXPENSIVE_SHARE if expensive else FOURTH_ORDER, 1 / 3)
     # where the last two changes fall more slowly they are taken for a geometric series (Aitken), of at most three times
     # the last; of once where decoding is expensive, since more only sends paths along walls to finer levels
     ratio = ((found.energy - paths.energy) / paths.change).abs().nan_to_num(0.0).clamp_max(0.5 if expensive else 3 / 4)
@@ -77,8 +76,7 @@ def judge(plan: Plan, new: Paths, old: Paths, discarded: Tensor, smooth: Tensor 
     at_edge = new.status == Status.NOT_FINITE
     still = (new.status == Status.CONVERGED) | (new.status == Status.STALLED) | at_edge
     known = (new.error <= plan.accept) & ~at_edge
-    missed = plan.rtol_given & (new.error > plan.rtol)
-    good = torch.where(missed, Status.ABOVE_RTOL, Status.CONVERGED)
+    good = torch.where(plan.rtol_given & (new.error > plan.rtol), Status.ABOVE_RTOL, Status.CONVERGED)
     status = torch.where(known, good, torch.where(still & ~at_edge, Status.UNRESOLVED, new.status))
     fine = level >= FINE_SEGMENTS
     slow = still & (new.error <= plan.accept) & (new.error > old.error / _WORTHWHILE) & fine

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pullback._autodiff.derivatives import Tensors
 from pullback._numerics.rows import beside, concatenate, put, take
 from pullback._numerics.tridiagonal import solve_tridiagonal
 from pullback._solvers.base import Status
@@ -239,8 +240,7 @@ class Minimizer:
         trial = Trial(nodes, predicted, near, held, model.gradient, curves.energy, torch.zeros_like(last), [])
         _try(objective, curves, trial, last | final)
         gain = (model.energy - trial.energy) / predicted
-        lower = torch.where(flat, trial.energy <= model.energy + noise, gain > _LEAST_GAIN)
-        trial.accepted = positive & lower
+        trial.accepted = positive & torch.where(flat, trial.energy <= model.energy + noise, gain > _LEAST_GAIN)
         outside = ~(trial.energy.abs() < torch.inf)
         short = positive & ~(trial.accepted | flat | leaving)
         if short.any():
@@ -393,13 +393,7 @@ def _is_firm(model: Expansion, rows: Tensor) -> Tensor:
 
 
 def _solve(
-    diagonal: Tensor,
-    upper: Tensor,
-    gradient: Tensor,
-    damped: Tensor,
-    d: int,
-    memory: tuple[Tensor, Tensor],
-    extent: Tensor,
+    diagonal: Tensor, upper: Tensor, gradient: Tensor, damped: Tensor, d: int, memory: Tensors, extent: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Damped steps, no node's longer than the `extent` of its path, and the decrease predicted for them: NaN where the
     Hessian is not positive definite. Blocks of several nodes share the last of them.

@@ -95,7 +95,6 @@ class Plan:
         return max(self.rtol, min(ROUGH_RTOL * cost, self.accept))
 
     def is_finest(self, level: int) -> bool:
-        """Whether there is no finer level."""
         return 2 * level > self.max_segments
 
     def steps(self, level: int) -> int:
@@ -110,7 +109,6 @@ class Plan:
         return min(first if level == self.min_segments else coarse, self.max_steps)
 
     def walled_steps(self, level: int) -> int:
-        """Steps in the walled regime."""
         return min((3 if self.is_finest(level) else 1) * COARSE_STEPS, self.max_steps)
 
     @property

@@ -109,9 +109,8 @@ class Refinement:
         """
         finite = torch.isfinite(paths.energy)
         if not finite.all():
-            known = torch.isfinite(self.chords.chords(ends)[0][:, 0]).cpu()
             paths.status[~finite] = Status.NOT_FINITE
-            paths.status[~known] = Status.BAD_END_POINT
+            paths.status[~torch.isfinite(self.chords.chords(ends)[0][:, 0]).cpu()] = Status.BAD_END_POINT
         equal = nearly_equal(*ends.cpu().unbind(1))
         near = (finite & (equal | (paths.length <= _ROUNDING * paths.noise))).nonzero()[:, 0]
         if near.numel():
@@ -240,8 +239,7 @@ class Refinement:
         kept = self._measured(paths.points, 2 * substeps * level)
         paths = replace(paths, energy=kept.energy, length=kept.length)
         worse = ~(found.energy <= paths.energy * (1 + _SLACK))
-        error = piece_error(paths, descent, found, worse)
-        new = keep_better(paths, descent, found, worse, error, spline=False)
+        new = keep_better(paths, descent, found, worse, piece_error(paths, descent, found, worse), spline=False)
         new.status, done = judge(self.plan, new, paths, torch.zeros_like(worse))
         back, rest = take(new, done), take(new, ~done)
         rest.nodes = rest.on(2 * level)

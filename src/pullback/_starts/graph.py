@@ -95,8 +95,7 @@ class Graph(abc.ABC):
             found = np.isfinite(routes.total)
             chosen = pairs[found]
             corners, steps = routes.trace(found, self.nodes, start[chosen], stop[chosen])
-            euclidean = corners.diff(dim=1).norm(dim=-1)
-            t = equal_spacing(mixed_steps(steps, euclidean, _EUCLIDEAN_SHARE), num_points)
+            t = equal_spacing(mixed_steps(steps, corners.diff(dim=1).norm(dim=-1), _EUCLIDEAN_SHARE), num_points)
             result[chosen, 1:-1] = Polyline(corners)(t)[:, 1:-1]
         result[:, -1] = stop
         return result.reshape(*batch, *result.shape[1:])

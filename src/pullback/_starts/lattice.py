@@ -92,8 +92,7 @@ class Lattice(Graph):
         grid = _Grid(metric, low - room - surplus / 2, cell, counts)
         begin, end, lengths = grid.edges()
         nodes = grid.codes(0, counts[0], (Fraction(0),) * d).flatten(0, -2)
-        weights = weighted(nodes, np.stack([begin, end]), lengths)
-        return cls(metric, nodes, weights, _LINK_STEP * cell, _NUM_LINKS[d])
+        return cls(metric, nodes, weighted(nodes, np.stack([begin, end]), lengths), _LINK_STEP * cell, _NUM_LINKS[d])
 
 
 def default_nodes(metric: Metric, codes: Tensor) -> int:

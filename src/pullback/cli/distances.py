@@ -50,7 +50,6 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the command."""
     options = tyro.cli(Options, args=arguments, prog="pullback distances")
     try:
         print(_run(options))

@@ -156,10 +156,8 @@ def latent(
     image = ax.imshow(values.numpy(), extent=bounds, origin="lower", cmap=colors, vmin=low, vmax=high, aspect="equal")
     label = "" if callable(background) else _LABELS[background]
     bar = ax.figure.colorbar(image, ax=ax, extend=extend, pad=0.02, label=label) if colorbar else None
-    if flat is None:
-        return LatentPlot(image, None, bar)
     look = {"s": 6, "color": "white", "edgecolors": "black", "linewidths": 0.3, "zorder": 2}
-    return LatentPlot(image, ax.scatter(*flat.detach().cpu().T.numpy(), **look), bar)
+    return LatentPlot(image, None if flat is None else ax.scatter(*flat.detach().cpu().T.numpy(), **look), bar)
 
 
 def paths(curves: Any, *, num_points: int = 200, ax: Axes | None = None, **style: Any) -> list[Line2D]:
@@ -240,8 +238,7 @@ def exponential_grid(
     across, along = (torch.linspace(-length, length, n, dtype=torch.float64) for n in (num_lines, num_points))
     square = torch.stack(torch.meshgrid(across, along, indexing="ij"), -1)
     flow = _flow(metric, z, torch.cat([square, square.flip(-1)]))
-    arrived = torch.where(flow.converged[..., None], flow.end, torch.nan)
-    return _lines(arrived, ax, 0.8, style)
+    return _lines(torch.where(flow.converged[..., None], flow.end, torch.nan), ax, 0.8, style)
 
 
 def indicatrices(
@@ -372,9 +369,8 @@ def contributions(found: Contributions, *, num: int = 15, ax: Axes | None = None
     `pullback.contributions` found. Further `style` goes to `matplotlib.axes.Axes.barh`."""
     ax = ax or plt.subplots(layout="compressed")[1]
     rows = found.table(num)[::-1]
-    bars = ax.barh([label for label, _, _ in rows], [100 * share for _, _, share in rows], **style)
     ax.set_xlabel("share of the energy in per cent")
-    return bars
+    return ax.barh([label for label, _, _ in rows], [100 * share for _, _, share in rows], **style)
 
 
 def _background(metric: Metric, background: Background) -> Callable[[Tensor], Tensor]:

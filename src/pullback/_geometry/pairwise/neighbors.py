@@ -248,8 +248,7 @@ def positions(metric: Metric, codes: Tensor) -> tuple[Tensor, bool]:
     center, parts = sample.nanmean(0), []
     basis = torch.linalg.svd(sample[sample.isfinite().all(-1)] - center, full_matrices=False).Vh[:_MAX_COORDINATES]
     for some in codes.split(MAX_DECODED):
-        embedded = _embed(metric, some)
-        if embedded is None:
+        if (embedded := _embed(metric, some)) is None:
             return codes.double(), False
         moved = embedded - center
         leading = moved @ basis.mT

@@ -175,8 +175,7 @@ def open_for(plan: Plan, facts: dict[str, Any], path: Path) -> None:
             _create(path, plan, facts)
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, "no permission")
-    changed = difference(_read_manifest(path), facts)
-    if changed is not None:
+    if (changed := difference(_read_manifest(path), facts)) is not None:
         raise ValueError(
             f"{path} holds distances of another run: {changed}. Choose another place, or delete it to start again."
         )
