@@ -210,7 +210,6 @@ def plus_plus(paths: Paths, codes: Tensor, num: int, source: torch.Generator) ->
 
 
 def _nearest(model: GeodesicKMeans | GeodesicKMedoids, X: Any) -> Any:
-    """The nearest center of each code."""
     codes, paths = model._codes(X), model._paths()
     centers = torch.as_tensor(model.cluster_centers_).to(codes)
     lower = paths.lower_bounds(codes, centers)

@@ -73,8 +73,7 @@ class Estimator(BaseEstimator, abc.ABC):
         found = header.get("estimator", "no estimator of pullback")
         if found != cls.__name__:
             raise ValueError(f"{path} holds {found}, not {cls.__name__}. Use its own load.")
-        missing = sorted(set(header["objects"]) - params.keys())
-        if missing:
+        if missing := sorted(set(header["objects"]) - params.keys()):
             again = f"{cls.__name__}.load(path, {', '.join(f'{name}=…' for name in missing)})"
             raise ValueError(f"Objects are not stored: {', '.join(missing)}. Give them again: {again}.")
         estimator = cls(**{**header["params"], **params})

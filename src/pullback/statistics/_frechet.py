@@ -179,8 +179,7 @@ def _first_mean(metric: Metric, points: Tensor, share: Tensor) -> Tensor:
     t = torch.linspace(0, 1, _STEPS + 1, dtype=points.dtype, device=points.device)[:, None]
     with torch.no_grad(), unvalidated():
         steps = squared_steps(metric, torch.lerp(choices[:, None, None], points[:, None], t))[0]
-    energy = (steps.sum(-1).nan_to_num(torch.inf) @ share).nan_to_num(torch.inf)
-    return choices[energy.argmin()]
+    return choices[(steps.sum(-1).nan_to_num(torch.inf) @ share).nan_to_num(torch.inf).argmin()]
 
 
 def _message(found: Balance, rtol: float, max_steps: int) -> str:

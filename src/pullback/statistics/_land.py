@@ -197,8 +197,7 @@ class LAND(DensityMixin, Estimator):
             # there is no density where there is no metric
             value = torch.where(base == -torch.inf, base, self._log_joint(z.double()).logsumexp(1) + base)
             if not lebesgue:
-                volume = self._known_paths().log_volume(z.double())
-                value = torch.where(value == -torch.inf, value, value - volume)
+                value = torch.where(value == -torch.inf, value, value - self._known_paths().log_volume(z.double()))
         return like(value.to(z.dtype), X)
 
     def score(self, X: Array, y: Any = None) -> float:
@@ -228,8 +227,7 @@ class LAND(DensityMixin, Estimator):
         def draw() -> tuple[Tensor, Tensor]:
             z = proposal.draw(max(64, 2 * n_samples), int(torch.randint(2**20, (1,), generator=source)))
             joint = self._log_joint(z)
-            ratio = joint.logsumexp(1) + self._log_base(z) - proposal.log_density(z)
-            return torch.cat([z, joint], 1), ratio
+            return torch.cat([z, joint], 1), joint.logsumexp(1) + self._log_base(z) - proposal.log_density(z)
 
         kept = rejected(draw, n_samples, source, "the density is not where it was found to be. Raise num_points.")
         label = torch.multinomial(kept[:, d:].softmax(1), 1, generator=source)[:, 0]
@@ -351,8 +349,7 @@ class View(NamedTuple):
                 break
             rays = rays.moved(torch.zeros_like(rays.centers), rows.to(found.energy))
             found = rays.expand(exact=False)
-        v = velocity_of(-0.5 * found.slope.to(mean), paths.tensor(mean), points - mean)
-        return cls(v, rays.converged, rays)
+        return cls(velocity_of(-0.5 * found.slope.to(mean), paths.tensor(mean), points - mean), rays.converged, rays)
 
     def derivative(self, paths: Paths, mean: Tensor) -> Tensor | None:
         r"""The derivatives ``(m, d, d)`` of the tangents in the mean, by the Hessians H of half the squared distances.
@@ -475,8 +472,7 @@ def _moment(component: Component, problem: Problem, r: Tensor) -> Tensor:
 def _improve(problem: Problem, component: Component, r: Tensor, pace: Pace, tol: float) -> tuple[Component, Pace]:
     """The component after one attempted step, and how to go on."""
     component = _with_precision(component, problem, r)
-    mass = torch.cat([r, -component.log_terms.softmax(0)])
-    slope, direction = pace.slope, mass @ component.view.v
+    slope, direction = pace.slope, torch.cat([r, -component.log_terms.softmax(0)]) @ component.view.v
     if pace.exact and not problem.paths.is_flat:
         slope = slope if slope is not None and pace.failed else _slope(problem, component, r, slope)
         # what a whole step is expected to gain

@@ -60,8 +60,7 @@ class Balance:
     def residual(self) -> Tensor:
         """Lengths of the mean logarithms relative to the standard deviations, ``(k,)``."""
         momentum = -0.5 * self._mean(self.expansion.slope)
-        inverse = filtered_inverse(self.paths.tensor(self.centers))
-        return _ratio(_lengths(momentum, inverse), self.variance.sqrt())
+        return _ratio(_lengths(momentum, filtered_inverse(self.paths.tensor(self.centers))), self.variance.sqrt())
 
     def noise(self, error: Tensor) -> Tensor:
         """What relative errors ``(n,)`` of the logarithms may contribute to the residual, ``(k,)``."""
@@ -113,14 +112,12 @@ class Balance:
             noise = self.noise(error)[self.labels]
             rows = (self._absolute(error) > limit[self.labels]) & (noise > _CAREFUL * rtol)
             rows &= ~kinked | (noise > ACCEPT)
-            finer = star.refined(rows)
-            if finer is None:
+            if (finer := star.refined(rows)) is None:
                 break
             star, error, kinked = finer, finer.errors(), finer.kinked()
         return star
 
     def restart(self, new: Star) -> None:
-        """Goes on with other paths."""
         self.stuck[:], self.kinked = False, new.kinked()
         self._replace(new, self._is_near())
 

@@ -102,9 +102,8 @@ def shell(log_base: LogBase, codes: Tensor, seed: int) -> Sample:
     """Points far from the codes, beyond where `importance_sample` draws, in all directions."""
     d, (mean, covariance), source = codes.shape[1], moments(codes), torch.Generator(device=codes.device)
     noise = torch.randn(_SHELL_POINTS, d, dtype=codes.dtype, device=codes.device, generator=source.manual_seed(seed))
-    share = torch.rand(_SHELL_POINTS, 1, dtype=codes.dtype, device=codes.device, generator=source)
     least, factor = _SHELL * d**0.5, torch.linalg.cholesky(covariance)
-    radius = least * (1 + share)
+    radius = least * (1 + torch.rand(_SHELL_POINTS, 1, dtype=codes.dtype, device=codes.device, generator=source))
     z = mean + radius * torch.nn.functional.normalize(noise, dim=1) @ factor.mT
     sphere = np.log(2) + 0.5 * d * np.log(np.pi) - gammaln(0.5 * d)
     volume = sphere + (d - 1) * radius[:, 0].log() + np.log(least) + factor.diagonal().log().sum()
@@ -245,8 +244,7 @@ class Proposal(NamedTuple):
 
     def draw(self, num: int, seed: int) -> Tensor:
         """Points ``(num, d)`` of a scrambled Sobol sequence."""
-        d = self.centers.shape[1]
-        u = qmc.Sobol(d + 1, rng=seed).random_base2(int(np.ceil(np.log2(num))))[:num]
+        u = qmc.Sobol(self.centers.shape[1] + 1, rng=seed).random_base2(int(np.ceil(np.log2(num))))[:num]
         which = np.searchsorted(self.log_shares.exp().cumsum(0).cpu().numpy(), u[:, 0]).clip(max=len(self.centers) - 1)
         noise = torch.from_numpy(ndtri(u[:, 1:].clip(1e-12, 1 - 1e-12))).to(self.centers)
         return self.centers[which] + (self.factors[which] @ noise[..., None])[..., 0]

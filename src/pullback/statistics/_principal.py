@@ -83,8 +83,7 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def transform(self, X: Any) -> Any:
         """The coordinates ``(n, n_components)`` of codes along the components; NaN for codes that no path reaches."""
         codes = self._codes(X)
-        mean = torch.as_tensor(self.mean_).to(codes).expand_as(codes)
-        found = self._paths().logarithms(mean, codes)
+        found = self._paths().logarithms(torch.as_tensor(self.mean_).to(codes).expand_as(codes), codes)
         return like(found.velocity @ torch.as_tensor(self.covectors_).to(codes).mT, X)
 
     def inverse_transform(self, X: Any) -> Any:
@@ -92,8 +91,7 @@ class PrincipalGeodesicAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         check_is_fitted(self)
         scores = as_codes(X, torch.as_tensor(self.components_), dim=self.n_components_, a_set=True)
         v = scores @ torch.as_tensor(self.components_).to(scores)
-        mean = torch.as_tensor(self.mean_).to(scores).expand_as(v)
-        return like(self._paths().exponentials(mean, v), X)
+        return like(self._paths().exponentials(torch.as_tensor(self.mean_).to(scores).expand_as(v), v), X)
 
     @property
     def _n_features_out(self) -> int:

@@ -170,5 +170,4 @@ def _slopes(paths: Paths, parameters: Tensor, x: Tensor, nudge: Tensor) -> Tenso
     change = torch.diag_embed((nudge * size).expand(rows, d).flatten()).reshape(-1, rows, d)
     trials = torch.cat([parameters + change, parameters - change])
     plus, minus = paths.exponentials(trials[:, :1].expand(-1, num, -1), x @ trials[:, 1:]).chunk(2)
-    slopes = (plus - minus) / (2 * change.sum((1, 2)))[:, None, None]
-    return slopes.transpose(0, 1).nan_to_num()
+    return ((plus - minus) / (2 * change.sum((1, 2)))[:, None, None]).transpose(0, 1).nan_to_num()

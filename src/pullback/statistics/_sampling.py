@@ -144,8 +144,7 @@ def brownian_motion(
                 path.append(expmap(metric, z, xi, rtol=1e-8, atol=1e-8))
                 continue
             flat = zip(*(x.reshape(-1, z.shape[-1]).split(_CHUNK) for x in (z, xi)), strict=True)
-            steps = [a + v + 0.5 * acceleration(metric, a, v) for a, v in flat]
-            path.append(torch.cat(steps).reshape(z.shape))
+            path.append(torch.cat([a + v + 0.5 * acceleration(metric, a, v) for a, v in flat]).reshape(z.shape))
     return torch.stack(path, -2)
 
 

@@ -174,7 +174,6 @@ class ElementStar:
         return self._column("center", lambda nodes: nodes[:, 0])
 
     def energy(self) -> Tensor:
-        """The energies, ``(n,)``."""
         return self._column("energy", lambda nodes: self.elements.energy(nodes, equal_times(nodes)))
 
     def errors(self) -> Tensor:
@@ -220,7 +219,6 @@ class ElementStar:
         return Group(group.rows, nodes, {"energy": least})
 
     def replaced(self, rows: Tensor, other: Star) -> ElementStar:
-        """The paths with others in the place of some."""
         assert isinstance(other, ElementStar)
         stays = torch.ones_like(self.converged).index_fill(0, rows, False)
         groups = [g.take(stays[g.rows]) for g in self.groups] + [replace(g, rows=rows[g.rows]) for g in other.groups]
@@ -288,9 +286,8 @@ def _condense(local: Local, exact: bool) -> dict[str, Tensor]:
         block, load = A[:, k].clone(), local.gradient[:, k].clone()
         block[:, -1, :, -1] += hessian
         load[:, -1] += slope
-        matrix = block[:, 1:stop, :, 1:stop].flatten(3, 4).flatten(1, 2)
         coupling, rest = block[:, 1:stop, :, 0].flatten(1, 2), load[:, 1:stop].flatten(1)
-        factor, info = torch.linalg.cholesky_ex(matrix)
+        factor, info = torch.linalg.cholesky_ex(block[:, 1:stop, :, 1:stop].flatten(3, 4).flatten(1, 2))
         solved = torch.cholesky_solve(torch.cat([coupling, rest[..., None]], -1), factor)
         W, w = solved[..., :d], solved[..., d]
         hessian = block[:, 0, :, 0] - coupling.mT @ W
