@@ -35,8 +35,8 @@ Numbers are those of three seeds on real data, mean ± standard deviation, unles
 those of the first: the 6,742 ones of MNIST, the motion 69_06 of the CMU database, and a MovieLens edition with 2,148
 users. They are found under `PULLBACK_DATA`, or downloaded; without either, every experiment runs on a
 [stand-in](data.md) and says so in its outputs. The same seed on the same machine gives the same files, byte for byte,
-but for the times in the figure of complexity. One seed of everything takes 33 minutes of one core: toy
-thirteen, mocap five, land, identifiability, metric-error and divergences three to four each, the rest three together.
+but for the times in the figure of complexity. One seed of everything takes 25 minutes of one core: toy eight,
+identifiability four, mocap and land three each, gaussian, metric-error and divergences two each, the rest one together.
 
 A verdict is decided by the numbers, by rules in the code that can fail; where seeds differ, it is the weakest, and
 the deviation says how often each was found. An empty deviation means that the claim holds at every seed, or that the
