@@ -203,10 +203,12 @@ def _message(found: Balance, rtol: float, max_steps: int) -> str:
         return "converged"
     if found.num_steps >= max_steps:
         return f"the variance was still falling after {found.num_steps} steps; raise max_steps"
-    return (
-        f"no step lowers the variance, yet the mean logarithm is {residual:.1g} standard deviations long; points near "
-        "the cut locus of the mean have no unique path: loosen rtol, or give another init_mean"
-    )
+    stays = f"no step lowers the variance, yet the mean logarithm is {residual:.1g} standard deviations long; "
+    if found.mostly_kinked:
+        return (
+            stays + "it jumps at the decoder's kinks: smooth them (SiLU or softplus units), or take the mean as it is"
+        )
+    return stays + ("points near the cut locus of the mean have no unique path: loosen rtol, or give another init_mean")
 
 
 def _checked(metric: Metric, points: Tensor | Array, weights: Tensor | Array | None) -> tuple[Tensor, Tensor]:
