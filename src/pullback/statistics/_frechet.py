@@ -203,12 +203,10 @@ def _message(found: Balance, rtol: float, max_steps: int) -> str:
         return "converged"
     if found.num_steps >= max_steps:
         return f"the variance was still falling after {found.num_steps} steps; raise max_steps"
-    stays = f"no step lowers the variance, yet the mean logarithm is {residual:.1g} standard deviations long; "
-    if found.mostly_kinked:
-        return (
-            stays + "it jumps at the decoder's kinks: smooth them (SiLU or softplus units), or take the mean as it is"
-        )
-    return stays + ("points near the cut locus of the mean have no unique path: loosen rtol, or give another init_mean")
+    cause = "points near the cut locus of the mean have no unique path: loosen rtol, or give another init_mean"
+    if kinked:
+        cause = "it jumps at the decoder's kinks: smooth them (SiLU or softplus units), or take the mean as it is"
+    return f"no step lowers the variance, yet the mean logarithm is {residual:.1g} standard deviations long; {cause}"
 
 
 def _checked(metric: Metric, points: Tensor | Array, weights: Tensor | Array | None) -> tuple[Tensor, Tensor]:
