@@ -179,7 +179,8 @@ def test_the_message_tells_kinks_from_what_is_not_resolved_yet(unit, kinks):
 
 
 @pytest.mark.parametrize(
-    ("residual", "kinks", "converged"), [(1e-3, False, True), (8e-3, False, False), (8e-3, True, True)]
+    ("residual", "kinks", "converged"),
+    [(1e-3, False, True), (8e-3, False, False), (8e-3, True, True), (2e-2, True, False)],
 )
 def test_a_mean_balances_as_well_as_its_logarithms_are_known(residual, kinks, converged):
     """Only at kinks, where logarithms jump, it may balance worse, and then that is what the message names."""
