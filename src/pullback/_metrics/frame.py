@@ -336,6 +336,7 @@ def _turns(f: Callable[[Tensor], Tensors], eta: Tensor, moves: list[Tensor]) -> 
         for value in f(eta):
             dual = torch.zeros_like(value, requires_grad=True)
             # a map that is linear in eta has no graph to it
-            (pulled,) = torch.autograd.grad(value + 0 * eta.square().sum(), eta, dual, create_graph=True)
+            bent = value + 0 * eta.square().sum()
+            (pulled,) = torch.autograd.grad(bent, eta, dual, create_graph=True)
             turns.append(torch.stack([torch.autograd.grad(pulled, dual, x, retain_graph=True)[0] for x in moves]))
     return turns

@@ -125,7 +125,8 @@ def _debye_polynomials(order: float) -> tuple[list[float], list[float], list[flo
         g.append(0.5 * ((1 - T) * ((k + 2) * g[k] + 2 * T * g[k].deriv() + square) - 2 * g[k]))
     S = np.zeros(3 * _TERMS + 1)
     for k, polynomial in enumerate(g):
-        S[k + 2 * np.arange(polynomial.coef.size)] += np.asarray(polynomial.coef, dtype=np.float64) / order**k
+        powers = k + 2 * np.arange(polynomial.coef.size)
+        S[powers] += np.asarray(polynomial.coef, dtype=np.float64) / order**k
     n = np.arange(S.size)
     partial = np.cumsum((S[1:] / n[1:])[::-1])[::-1]
     return S.tolist(), (n * S).tolist(), partial.tolist()

@@ -38,7 +38,8 @@ def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tens
     last, now = (paths.length.square(), found.length.square()) if expensive else (paths.energy, found.energy)
     # Richardson: the finer level still misses 1/15 (order four) or 1/3 (order two) of the last change
     firm = paths.certified | descent.firm
-    share = torch.where(found.asymptotic, _EXPENSIVE_SHARE if expensive else FOURTH_ORDER, 1 / 3)
+    theory = _EXPENSIVE_SHARE if expensive else FOURTH_ORDER
+    share = torch.where(found.asymptotic, theory, 1 / 3)
     # where the last two changes fall more slowly they are taken for a geometric series (Aitken), of at most three times
     # the last; of once where decoding is expensive, since more only sends paths along walls to finer levels
     ratio = ((found.energy - paths.energy) / paths.change).abs().nan_to_num(0.0).clamp_max(0.5 if expensive else 3 / 4)

@@ -375,7 +375,8 @@ def run(
         store.open_for(plan, manifest(job), folder)
         blocks = store.unfinished(folder, plan, blocks)
     result = None if folder is not None else np.full(plan.shape, np.nan, job.first.cpu().numpy().dtype)
-    failures, num_new = list[tuple[int, int, str]](), 0
+    failures: list[tuple[int, int, str]] = []
+    num_new = 0
     with progress("distances", sum(len(plan.pairs(block)[0]) for block in blocks), unit=" pairs") as bar:
         for block, status, values, is_new in engine(job, blocks, folder):
             i, j = plan.pairs(block)
