@@ -183,7 +183,9 @@ def test_velocities_are_tried_out():
     off = replace(log, miss=torch.tensor([0.0, 2e-4, torch.inf, torch.nan], dtype=DOUBLE))
     assert off.converged.tolist() == [True, False, False, True]
     assert "misses b by 0.0002" in off.messages[1]
-    assert pb.logarithm(NORMAL.metric, a, b).miss.isnan().all()
+    estimated = pb.logarithm(NORMAL.metric, a, b)
+    there = pb.exponential(NORMAL.metric, a, estimated.velocity, rtol=1e-12, atol=1e-12).end
+    assert ((there - b).norm(dim=-1) / (b - a).norm(dim=-1) <= 3 * estimated.miss + 1e-10).all()
 
 
 def test_a_miss_is_that_of_the_velocity_returned(monkeypatch):

@@ -28,13 +28,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pullback._autodiff.rewrites import Rewritten
 from pullback._curves.curve import Polyline
 from pullback._decoders.contract import unvalidated
 from pullback._metrics.base import Metric, spared
 from pullback._metrics.frame import Frame
 from pullback._numerics.rows import beside, concatenate
-from pullback._solvers.objective import Expansion, NoEmbeddingError, Objective, Work
+from pullback._solvers.objective import Expansion, NoEmbeddingError, Objective, Work, differentiated
 
 # Bytes of decoded points held at a time: on a CPU what stays in its cache (benchmarks/geodesics.py, VAE and toy); on an
 # accelerator a share of its memory, of which convolutions take up to seven times as much for their inner layers
@@ -102,11 +101,8 @@ class ChordEnergy(Objective):
     def _slopes(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """In reverse mode, which costs as much as two more decoded points for each."""
         self.work.add(2 * nodes.shape[0] * nodes.shape[1])
-        with torch.inference_mode(False), torch.enable_grad(), Rewritten():
-            free = nodes.detach().clone().requires_grad_()
-            energy = total_energy(self._chords(free, [1])[0])
-            (gradient,) = torch.autograd.grad(energy.sum(), free)
-        return energy.detach(), gradient[:, 1:-1]
+        energy, gradient = differentiated(lambda free: total_energy(self._chords(free, [1])[0]), nodes)
+        return energy, gradient[:, 1:-1]
 
     def width(self, nodes: Tensor) -> int:
         """Numbers that a decoded point and its derivatives in the codes are."""

@@ -19,6 +19,7 @@ node they share. The polynomials are those of `pullback._numerics.lobatto`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +29,7 @@ from pullback._metrics.frame import Frame
 from pullback._numerics.lobatto import DEGREE, NODES, halved, integral, split, stiffness, tails
 from pullback._numerics.rows import beside, concatenate, take
 from pullback._solvers.chords import ChordEnergy
-from pullback._solvers.objective import Expansion, Objective
+from pullback._solvers.objective import Expansion, Objective, differentiated
 from pullback._typing import Float
 
 
@@ -43,32 +44,38 @@ class ElementEnergy(Objective):
     def has_hessian(self) -> bool:
         return True
 
+    @property
+    def has_slopes(self) -> bool:
+        return self.chords.has_slopes
+
+    def slopes(self, nodes: Tensor, constants: Tensor) -> tuple[Tensor, Tensor]:
+        energy, gradient = self._differentiated(nodes, constants, lambda z: z)
+        gradient[:, -1] = 0  # the last node does not move
+        return energy, gradient[:, 1:].reshape(*constants.shape, -1)
+
+    def slopes_in_halves(self, nodes: Tensor, times: Tensor) -> Tensor:
+        """The derivatives of the energies in halves of the elements in the nodes of these, ``(B, K p + 1, d)``."""
+        return self._differentiated(nodes, 0.5 * times.repeat_interleave(2, 1), halved)[1]
+
+    def _differentiated(self, nodes: Tensor, times: Tensor, finer: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        size = self.chords.chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
+        self.chords.work.add(2 * times.numel() * NODES)
+        chunks = zip(nodes.split(size), times.split(size), strict=True)
+        found = [differentiated(lambda z, t=t: integral(self.images(finer(z)), t), z) for z, t in chunks]
+        energies, gradients = zip(*found, strict=True)
+        return torch.cat(energies), torch.cat(gradients)
+
     def energy(self, nodes: Tensor, constants: Tensor) -> Tensor:
         size = self.chords.chunk_size(nodes, 4)
         chunks = zip(nodes.split(size), constants.split(size), strict=True)
         return torch.cat([integral(self.images(z), times) for z, times in chunks])
-
-    def misfit(self, nodes: Tensor, times: Tensor) -> Tensor:
-        """The energy of what lies between the images of curves and the polynomials through those of their nodes, from
-        halves of the elements, ``(B,)``."""
-        size = self.chords.chunk_size(halved(nodes), 4)
-        chunks = zip(nodes.split(size), times.split(size), strict=True)
-        return torch.cat([self._misfit(*chunk) for chunk in chunks])
-
-    def _misfit(self, nodes: Tensor, times: Tensor) -> Tensor:
-        z = split(nodes).flatten(0, 1)
-        fine = halved(z)
-        self.chords.work.add(z.shape[:2].numel() + fine.shape[:2].numel())
-        pairs = zip(self.chords.parts(fine, z[:, :1]), self.chords.parts(z, z[:, :1]), strict=True)
-        gaps = [split((x - y[:, :1]) - halved(y - y[:, :1])).unflatten(0, times.shape) for x, y in pairs]
-        return integral(tuple(x.flatten(1, 2) for x in gaps), 0.5 * times.repeat_interleave(2, 1)).abs()
 
     def images(self, nodes: Tensor) -> tuple[Tensor, ...]:
         """The maps of the embedding at the nodes of each element, ``(B, K, p + 1, F)``, measured from its first
         node."""
         z = split(nodes)
         self.chords.work.add(z.shape[:3].numel())
-        return tuple(x - x[..., :1, :] for x in self.chords.parts(z, z[..., :1, :]))
+        return tuple(x - x[..., :1, :] for x in self.chords.parts(z, z[..., :1, :].detach()))
 
     def expand(self, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:
         if exact.all() or not exact.any():

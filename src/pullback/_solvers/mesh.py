@@ -67,7 +67,7 @@ def halved(edges: Tensor) -> Tensor:
     return torch.cat([torch.stack([edges[:, :-1], middle], -1).flatten(1), edges[:, -1:]], 1)
 
 
-def adapted(edges: Tensor, tails: Tensor, goal: float, at_least: Tensor) -> list[tuple[Tensor, Tensor]]:
+def adapted(edges: Tensor, tails: Tensor, goal: float | Tensor, at_least: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Meshes for elements with such tails: rows of curves with their new edges, one entry for each number of
     elements."""
     need = (tails / goal).clamp_min(torch.finfo(tails.dtype).tiny) ** (1 / DEGREE)

@@ -21,7 +21,7 @@ then leaves the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -102,17 +102,16 @@ class Descent:
 
     @classmethod
     def start(
-        cls, nodes: Tensor, constants: Tensor, damping: Tensor, rtol: Tensor, certified: Tensor, memory: int
+        cls, nodes: Tensor, constants: Tensor, damping: Tensor, rtol: Tensor, certified: Tensor, memory: Tensor
     ) -> Descent:
         batch = torch.arange(nodes.shape[0])
         unknown, off = torch.full_like(damping, torch.inf), torch.zeros_like(batch, dtype=torch.bool)
-        nothing = nodes.new_zeros(len(nodes), memory, nodes.shape[1] - 2, nodes.shape[2])
         return cls(
             index=batch,
             nodes=nodes,
             constants=constants,
-            moves=nothing,
-            turns=nothing,
+            moves=memory,
+            turns=memory,
             rtol=rtol,
             damping=damping,
             **dict.fromkeys(("energy", "predicted", "progress"), unknown),
@@ -197,19 +196,21 @@ class Minimizer:
         *,
         constants: Tensor | None = None,
         certified: Tensor | None = None,
+        model: Expansion | None = None,
     ) -> Descent:
         """Descends from ``nodes``; returns all curves in their order, each with a `Status`.
 
         Curves that are not `certified` (by default all are) end only where their exact Hessian is positive definite.
+        The `model` is the expansion at the nodes, if it is known.
         """
         constants = nodes.new_empty(len(nodes), 0) if constants is None else constants
         every = torch.ones(len(nodes), dtype=torch.bool)
         certified = every if certified is None or not objective.has_hessian else certified.cpu()
-        memory = _MEMORY if objective.has_slopes and not self.always_exact else 0
+        exact = every & (self.always_exact and objective.has_hessian)
+        model = _expansion(objective, nodes, exact, constants) if model is None else _on_host(model)
+        memory = model.gradient.new_zeros(len(nodes), _MEMORY * objective.has_slopes, *model.gradient.shape[1:])
         curves = Descent.start(nodes, constants, damping.cpu(), rtol.cpu(), certified, memory)
-        curves.firm = every & (not objective.has_hessian)
-        curves.exact = every & (self.always_exact and objective.has_hessian)
-        model = _expansion(objective, nodes, curves.exact, constants)
+        curves.firm, curves.exact, curves.trusted = every & (not objective.has_hessian), exact, exact
         curves.energy = model.energy
         done: list[Descent] = []
         curves, model = _retire(done, curves, model, ~torch.isfinite(model.energy), Status.NOT_FINITE)
@@ -297,17 +298,20 @@ class Minimizer:
         # a gradient costs three decoded points, and an expansion one and a tangent for each dimension
         steps = (1 + curves.nodes.shape[-1]) / 3
         pays = rate <= ((enough / predicted).clamp_max(1.0) ** (1 / steps)).clamp_min(_HELD)
-        held = positive & ~near & curves.trusted & (pays | ~curves.stale) & keeps
         if self.always_exact:
-            near = near | ~((first | (rate <= _FAST)) & close & curves.uses_hessian)
+            fast = (curves.trusted & (pays | ~curves.stale)) if keeps else rate <= _FAST
+            near = near | ~((first | fast) & close & curves.uses_hessian)
+        held = positive & ~near & curves.trusted & (pays | ~curves.stale) & keeps
         return positive & near, held, last & ~unsure, torch.where(crawling & ~regular, to_come, remaining)
 
 
 def _expansion(objective: Objective, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:
-    """The objective's, with energies in the memory of the host."""
-    found = objective.expand(nodes, exact, constants)
-    found.energy = found.energy.cpu()
-    return found
+    return _on_host(objective.expand(nodes, exact, constants))
+
+
+def _on_host(model: Expansion) -> Expansion:
+    """The same with energies in the memory of the host."""
+    return replace(model, energy=model.energy.cpu())
 
 
 def _leave(
@@ -431,7 +435,8 @@ def _remember(curves: Descent, model: Expansion, trial: Trial) -> None:
     if not curves.moves.shape[1]:
         return
     held, new = (beside(trial.accepted & x, trial.nodes)[:, None, None, None] for x in (trial.held, ~trial.held))
-    move, turn = (trial.nodes - curves.nodes)[:, 1:-1], trial.gradient - model.gradient
+    turn = trial.gradient - model.gradient
+    move = (trial.nodes - curves.nodes)[:, 1:].flatten(1)[:, : turn[0].numel()].view_as(turn)
 
     def after(old: Tensor, last: Tensor) -> Tensor:
         return torch.where(held, torch.cat([last[:, None], old[:, :-1]], 1), old).masked_fill(new, 0.0)

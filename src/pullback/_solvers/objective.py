@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from pullback._autodiff.rewrites import Rewritten
 
 # Rounding of an energy, in units of the last place times the energy.
 NOISE = 64
@@ -68,3 +71,12 @@ class Objective(abc.ABC):
     @abc.abstractmethod
     def expand(self, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:
         """The Gauss-Newton expansion, with the exact Hessian for the curves where `exact`, on the host, is true."""
+
+
+def differentiated(energy: Callable[[Tensor], Tensor], nodes: Tensor) -> tuple[Tensor, Tensor]:
+    """Energies of curves and their derivatives in all nodes, by one reverse sweep; constants."""
+    with torch.inference_mode(False), torch.enable_grad(), Rewritten():
+        free = nodes.detach().clone().requires_grad_()
+        value = energy(free)
+        (gradient,) = torch.autograd.grad(value.sum(), free)
+    return value.detach(), gradient
