@@ -285,7 +285,7 @@ def _corrections(elements: ElementEnergy, momentum: Tensor, level: Level, local:
     """What a step on the energy in halves of the elements adds to the momenta, and to first order how far that moves
     the ends of geodesics, each ``(B, d)``; NaN where the Hessian, that of the elements, is not positive definite."""
     times, d = level.edges.diff(dim=1), momentum.shape[-1]
-    slopes = elements.slopes_in_halves(level.nodes, times)
+    slopes = elements.derivatives(level.nodes, times, in_halves=True)[1]
     # codes that the decoder ignores move on straight lines
     spare = _STRAIGHT * local.gauss.flatten(4).flatten(2, 3).diagonal(0, 2, 3).mean((1, 2)) / times.shape[1]
     eye = torch.eye(d, dtype=times.dtype, device=times.device)

@@ -19,7 +19,7 @@ node they share. The polynomials are those of `pullback._numerics.lobatto`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -49,19 +49,22 @@ class ElementEnergy(Objective):
         return self.chords.has_slopes
 
     def slopes(self, nodes: Tensor, constants: Tensor) -> tuple[Tensor, Tensor]:
-        energy, gradient = self._differentiated(nodes, constants, lambda z: z)
+        energy, gradient = self.derivatives(nodes, constants)
         gradient[:, -1] = 0  # the last node does not move
         return energy, gradient[:, 1:].reshape(*constants.shape, -1)
 
-    def slopes_in_halves(self, nodes: Tensor, times: Tensor) -> Tensor:
-        """The derivatives of the energies in halves of the elements in the nodes of these, ``(B, K p + 1, d)``."""
-        return self._differentiated(nodes, 0.5 * times.repeat_interleave(2, 1), halved)[1]
-
-    def _differentiated(self, nodes: Tensor, times: Tensor, finer: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def derivatives(self, nodes: Tensor, times: Tensor, *, in_halves: bool = False) -> tuple[Tensor, Tensor]:
+        """The energies, and their derivatives in all nodes, ``(B, K p + 1, d)``: a twentieth of an expansion. Those of
+        the same curves in halves of the elements, if asked for."""
+        times = 0.5 * times.repeat_interleave(2, 1) if in_halves else times
         size = self.chords.chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
         self.chords.work.add(2 * times.numel() * NODES)
+
+        def energy(z: Tensor, times: Tensor) -> Tensor:
+            return integral(self.images(halved(z) if in_halves else z), times)
+
         chunks = zip(nodes.split(size), times.split(size), strict=True)
-        found = [differentiated(lambda z, t=t: integral(self.images(finer(z)), t), z) for z, t in chunks]
+        found = [differentiated(functools.partial(energy, times=t), z) for z, t in chunks]
         energies, gradients = zip(*found, strict=True)
         return torch.cat(energies), torch.cat(gradients)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pullback._metrics.connection import filtered_inverse, velocity_of
 from pullback.statistics._paths import Paths
-from pullback.statistics._stars import Star
+from pullback.statistics._stars import ElementStar, Star, star
 
 # Share of the predicted decrease that a step must bring (Armijo; Nocedal and Wright 2006, section 3.1).
 _SUFFICIENT = 1e-4
@@ -22,6 +22,10 @@ _ENERGY = 0.01
 # Promised decrease, relative to the variance, from which on Hessians are exact; below the second the step just taken
 # was mostly the last. Choices.
 _NEAR, _LAST = 3e-2, 3e-7
+# Part by which energies may exceed what the triangle inequality allows, and the share of paths that may. Choices.
+_LONGER, _FEW_LOST = 0.02, 0.25
+# Hessians are kept while the promised decrease falls by this factor from step to step. A choice.
+_HELD = 0.1
 # Residual in multiples of `rtol` at which a step of Gauss and Newton is enough to end with. A choice.
 _FEW_LEFT = 10.0
 # Estimated errors of logarithms may be larger than `rtol` by this factor: in elements that resolve a path, nine in ten
@@ -39,17 +43,17 @@ class Balance:
     """Stars whose centers move to the means of their clusters."""
 
     def __init__(
-        self, paths: Paths, star: Star, labels: Tensor, weights: Tensor, centers: Tensor, kinked: Tensor | None = None
+        self, paths: Paths, rays: Star, labels: Tensor, weights: Tensor, centers: Tensor, kinked: Tensor | None = None
     ) -> None:
         """One path, label and weight per code, centers ``(k, d)``; paths without an end have no weight."""
-        self.paths, self.star, self.labels, self.centers = paths, star, labels, centers
-        self.expansion = found = star.expand(exact=False)
+        self.paths, self.star, self.labels, self.centers = paths, rays, labels, centers
+        self.expansion = found = rays.expand(exact=False)
         self.num_steps = 1  # times that all paths were expanded
         weights = torch.where(torch.isfinite(found.energy) & torch.isfinite(found.slope).all(-1), weights, 0)
         total = self._sum(weights)
         self.share = weights / total.clamp_min(torch.finfo(weights.dtype).tiny)[labels]  # in the cluster, (n,)
         self.stuck = torch.zeros_like(total, dtype=torch.bool)  # clusters whose variance no step lowers, (k,)
-        self.kinked = star.kinked() if kinked is None else kinked  # paths that cannot be known better, (n,)
+        self.kinked = rays.kinked() if kinked is None else kinked  # paths that cannot be known better, (n,)
 
     @property
     def variance(self) -> Tensor:
@@ -73,15 +77,20 @@ class Balance:
 
     def descend(self, rtol: float, max_steps: int) -> None:
         """Takes steps until all promise a decrease below a share ``rtol**2`` of the variance, or below its error."""
+        last = torch.inf
         while self.num_steps < max_steps:
             # paths that promise so much have lost their geodesics
             self.stuck |= self._mean(self.expansion.inner) > _LOST * self.variance
-            moving = self.moving(rtol)
+            moving, promise = self.moving(rtol), self._promise()
             if not moving.any():
                 break
-            if self._is_near(min(_LAST, (_FEW_LEFT * rtol) ** 2)):
-                self.expansion = self.star.expand(exact=True)
+            near = self._is_near(min(_LAST, (_FEW_LEFT * rtol) ** 2))
+            slow = self.star.stale and bool((moving & (promise > _HELD * last)).any())
+            if near or slow:
+                self.expansion = self.star.expand(exact=near, keep=not slow)
+            if near:
                 self._relax(rtol)
+            last = self._promise()
             self._take(*self._newton(), moving, rtol)
 
     def _relax(self, rtol: float) -> None:
@@ -93,7 +102,7 @@ class Balance:
             if not rows.any() or rows.double().mean() > 0.5:
                 break
             self.star = self.star.moved(torch.zeros_like(self.star.centers), rows.to(energy))
-            self.expansion = self.star.expand(exact=True)
+            self.expansion = self.star.expand(exact=True, keep=True)
 
     def refine(self, rtol: float, max_steps: int) -> None:
         """Resolves paths better until their errors matter no more, or better resolution does not help."""
@@ -106,16 +115,16 @@ class Balance:
 
     def _resolved(self, rtol: float) -> Star:
         """The paths in as many elements as their errors ask for, before they are solved in these."""
-        star, error, kinked = self.star, self.expansion.error, self.kinked
+        found, error, kinked = self.star, self.expansion.error, self.kinked
         limit = _CAREFUL * rtol * (self.variance / self._sum(torch.ones_like(self.share))).sqrt()
         for _ in range(_MAX_REFINEMENTS):
             noise = self.noise(error)[self.labels]
             rows = (self._absolute(error) > limit[self.labels]) & (noise > _CAREFUL * rtol)
             rows &= ~kinked | (noise > ACCEPT)
-            if (finer := star.refined(rows)) is None:
+            if (finer := found.refined(rows)) is None:
                 break
-            star, error, kinked = finer, finer.errors(), finer.kinked()
-        return star
+            found, error, kinked = finer, finer.errors(), finer.kinked()
+        return found
 
     def restart(self, new: Star) -> None:
         self.stuck[:], self.kinked = False, new.kinked()
@@ -161,6 +170,7 @@ class Balance:
         for shorter in [0.5] * (_HALVINGS - 1) + [0.0, 0.0]:
             reach, gone = self._along(length[:, None] * step, length * size), (length * size)[self.labels]
             trial = self.star.moved(reach[self.labels], torch.where(settled, 0, length[self.labels]))
+            trial = self._found_again(trial, gone)
             energy, least = trial.energy(), 0.5 * (own - 2 * gone).clamp_min(0).square()
             after = self._mean(torch.where(energy >= least, energy, torch.inf))
             good = (after <= most - _SUFFICIENT * length * promise) | (length == 0)
@@ -169,6 +179,15 @@ class Balance:
             length = torch.where(good, length, shorter * length.nan_to_num())
         self.stuck |= moving & (length == 0)
         self._replace(trial, self._is_near(_LAST))
+
+    def _found_again(self, trial: Star, gone: Tensor) -> Star:
+        """The same with paths solved anew that are longer than the triangle inequality allows, if these are few: they
+        have lost their geodesics, and would hold back the center."""
+        most = (1 + _LONGER) * (self.expansion.energy.clamp_min(0).sqrt() + gone).square()
+        lost = ((self.share > 0) & ~(trial.energy() <= most)).nonzero()[:, 0]
+        if not len(lost) or len(lost) > _FEW_LOST * len(gone) or not isinstance(trial, ElementStar):
+            return trial
+        return trial.replaced(lost, star(self.paths, trial.centers[lost], trial.codes[lost]))
 
     def _along(self, step: Tensor, size: Tensor) -> Tensor:
         """Where geodesics with such velocities lead, as differences: long straight steps would leave the domain."""
@@ -179,7 +198,7 @@ class Balance:
         return step
 
     def _replace(self, new: Star, exact: bool) -> None:
-        self.star, self.expansion = new, new.expand(exact)
+        self.star, self.expansion = new, new.expand(exact, keep=True)
         self.num_steps += 1
         self.centers = self.centers.index_copy(0, self.labels, new.centers)
 

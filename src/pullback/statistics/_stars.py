@@ -21,7 +21,7 @@ from torch import Tensor
 from pullback._decoders.contract import unvalidated
 from pullback._geometry.geodesic import Geodesic
 from pullback._metrics.connection import velocity_of
-from pullback._numerics.lobatto import DEGREE, equal_times, halved
+from pullback._numerics.lobatto import DEGREE, equal_times, halved, split
 from pullback._numerics.rows import take
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import ElementEnergy, Local
@@ -89,7 +89,11 @@ class LogStar:
     def converged(self) -> Tensor:
         return self.logs.converged
 
-    def expand(self, exact: bool = True) -> Expansion:
+    @property
+    def stale(self) -> bool:
+        return False
+
+    def expand(self, exact: bool = True, *, keep: bool = False) -> Expansion:
         M = self.paths.tensor(self.centers)
         slope = -2 * (M @ self.logs.velocity[..., None])[..., 0]
         return Expansion(self.energy(), slope, 2 * M, torch.zeros_like(self.logs.distance), self.logs.error)
@@ -122,10 +126,11 @@ class Group:
     nodes: Tensor  # (m, K p + 1, d)
     known: dict[str, Tensor] = field(default_factory=dict)  # what is known of them, (m, ...)
     exact: bool = False  # whether the Hessian is
+    stale: bool = False  # whether it is that of an earlier place
 
     def take(self, chosen: Tensor) -> Group:
         known = {name: x[chosen] for name, x in self.known.items()}
-        return Group(self.rows[chosen], self.nodes[chosen], known, self.exact)
+        return replace(self, rows=self.rows[chosen], nodes=self.nodes[chosen], known=known)
 
 
 @dataclass(eq=False)
@@ -138,10 +143,10 @@ class ElementStar:
 
     def __post_init__(self) -> None:
         """Groups of which the same is known become one: fewer, larger calls."""
-        same: dict[tuple[int, bool, frozenset[str]], list[Group]] = {}
+        same: dict[tuple[int, bool, bool, frozenset[str]], list[Group]] = {}
         for g in self.groups:
             if len(g.rows):
-                same.setdefault((g.nodes.shape[1], g.exact, frozenset(g.known)), []).append(g)
+                same.setdefault((g.nodes.shape[1], g.exact, g.stale, frozenset(g.known)), []).append(g)
         self.groups = [_joined(groups) for groups in same.values()]
 
     @classmethod
@@ -187,15 +192,35 @@ class ElementStar:
         # what is known to rounding cannot be known better either, but has no kinks
         return (fine > coarse / _SMOOTH) & (coarse < _BLIND) & (coarse > torch.finfo(coarse.dtype).eps)
 
-    def expand(self, exact: bool = True) -> Expansion:
-        """The expansion of the energies; with the Hessian of Gauss and Newton, at half the price, unless `exact`."""
+    @property
+    def codes(self) -> Tensor:
+        return self._column("code", lambda nodes: nodes[:, -1])
+
+    @property
+    def stale(self) -> bool:
+        """Whether some Hessians are those of earlier places."""
+        return any(g.stale for g in self.groups)
+
+    def expand(self, exact: bool = True, *, keep: bool = False) -> Expansion:
+        """The expansion of the energies; with the Hessian of Gauss and Newton, at half the price, unless `exact`.
+
+        With `keep` paths that have moved keep the Hessian they had, which takes a twentieth of the time.
+        """
         with torch.no_grad(), unvalidated():
-            new = [g for g in self.groups if "slope" not in g.known]
+            new = [g for g in self.groups if "slope" not in g.known or (g.stale and not keep)]
             # paths that stayed keep what is known of them
             for g in new or [g for g in self.groups if exact and not g.exact]:
-                local = self.elements.expand_each(g.nodes, equal_times(g.nodes), exact)
-                g.known |= {"energy": local.energy.sum(1), **_condense(local, exact)}
-                g.exact = exact
+                times = equal_times(g.nodes)
+                if keep and "factor" in g.known and (g.exact or not exact):
+                    energy, slopes = self.elements.derivatives(g.nodes, times)
+                    loads = split(slopes).clone()
+                    loads[:, :, -1] = 0  # what elements share is that of the next
+                    g.known |= {"energy": energy, **_load(g.known, loads)}
+                    g.stale = True
+                else:
+                    local = self.elements.expand_each(g.nodes, times, exact)
+                    g.known |= {"energy": local.energy.sum(1), **_condense(local, exact)}
+                    g.exact, g.stale = exact, False
         slope, hessian, inner = (self._column(name) for name in ("slope", "hessian", "inner"))
         return Expansion(self.energy(), slope, hessian, inner, self.errors())
 
@@ -212,11 +237,12 @@ class ElementStar:
 
     def _moved(self, group: Group, step: Tensor, share: Tensor) -> Group:
         """Each path follows its center, and takes what lowers its energy most of its own Newton step."""
-        trials = [group.nodes + _respond(group.known["responses"], step, part * share) for part in _OWN_STEPS]
+        trials = [group.nodes + _respond(group.known, step, part * share) for part in _OWN_STEPS]
         energies = [self.elements.energy(nodes, equal_times(nodes)) for nodes in trials]
         least, best = torch.stack(energies).nan_to_num(torch.inf).min(0)
         nodes = torch.stack(trials)[best, torch.arange(len(best), device=best.device)]
-        return Group(group.rows, nodes, {"energy": least})
+        kept = {name: group.known[name] for name in ("factor", "coupling", "hessian")}
+        return replace(group, nodes=nodes, known={"energy": least, **kept})
 
     def replaced(self, rows: Tensor, other: Star) -> ElementStar:
         assert isinstance(other, ElementStar)
@@ -262,49 +288,64 @@ def _error(elements: ElementEnergy, nodes: Tensor) -> Tensor:
 def _joined(groups: list[Group]) -> Group:
     first = groups[0]
     known = {name: torch.cat([g.known[name] for g in groups]) for name in first.known}
-    return Group(torch.cat([g.rows for g in groups]), torch.cat([g.nodes for g in groups]), known, first.exact)
+    rows, nodes = (torch.cat([getattr(g, name) for g in groups]) for name in ("rows", "nodes"))
+    return replace(first, rows=rows, nodes=nodes, known=known)
 
 
 def _condense(local: Local, exact: bool) -> dict[str, Tensor]:
     """Eliminates all nodes but the first, element by element from the last; the last node does not move.
 
-    Leaves the slope and the Hessian in the first, the decrease that the others promise (inner), and in each element how
-    they respond: by minus the last column, and minus the others times the step of its first node. Where the exact
-    Hessian is not positive definite, that of Gauss and Newton takes its place.
+    Leaves the Hessian in the first, in each element the Cholesky factor of the others and what they take of a step of
+    its first node, and what `_load` makes of the forces. Where the exact Hessian is not positive definite, that of
+    Gauss and Newton takes its place.
     """
-    _, K, p, d = local.gradient.shape
+    K, d = local.gradient.shape[1::2]
     A = local.gauss.clone()
     if exact:
         A.diagonal(0, 2, 4).add_(local.curvature.movedim(2, -1))
     spare = _LEAST_DAMPING * local.gauss.flatten(4).flatten(2, 3).diagonal(0, 2, 3).mean((1, 2))
     A.diagonal(0, 2, 4).diagonal(0, 2, 3).add_(spare[:, None, None, None])
-    slope, hessian = local.gradient[:, -1, -1] * 0, 0 * A[:, -1, -1, :, -1]
-    inner, bent = torch.zeros_like(slope[:, 0]), torch.zeros_like(slope[:, 0], dtype=torch.bool)
-    responses = A.new_zeros(len(A), K, p - 1, d, d + 1)
+    A[:, -1, -1], A[:, -1, ..., -1, :] = 0, 0  # the last node does not move
+    A[:, -1, -1, :, -1] = torch.eye(d, dtype=A.dtype, device=A.device)
+    hessian, bent = 0 * A[:, -1, -1, :, -1], torch.zeros_like(A[:, 0, 0, 0, 0, 0], dtype=torch.bool)
+    factors, couplings = [], []
     for k in reversed(range(K)):
-        stop = p - 1 if k == K - 1 else p
-        block, load = A[:, k].clone(), local.gradient[:, k].clone()
-        block[:, -1, :, -1] += hessian
-        load[:, -1] += slope
-        coupling, rest = block[:, 1:stop, :, 0].flatten(1, 2), load[:, 1:stop].flatten(1)
-        factor, info = torch.linalg.cholesky_ex(block[:, 1:stop, :, 1:stop].flatten(3, 4).flatten(1, 2))
-        solved = torch.cholesky_solve(torch.cat([coupling, rest[..., None]], -1), factor)
-        W, w = solved[..., :d], solved[..., d]
-        hessian = block[:, 0, :, 0] - coupling.mT @ W
-        slope = load[:, 0] - (coupling.mT @ w[..., None])[..., 0]
-        inner, bent = inner + 0.5 * (rest * w).sum(-1), bent | (info > 0)
-        responses[:, k, : stop - 1] = solved.unflatten(1, (-1, d))
-    found = {"slope": slope, "hessian": hessian, "inner": inner, "responses": responses}
+        block = A[:, k]
+        if k < K - 1:
+            block[:, -1, :, -1] += hessian
+        factor, info = torch.linalg.cholesky_ex(block[:, 1:, :, 1:].flatten(3, 4).flatten(1, 2))
+        coupling = block[:, 1:, :, 0].flatten(1, 2)
+        couplings.insert(0, torch.cholesky_solve(coupling, factor))
+        factors.insert(0, factor)
+        hessian, bent = block[:, 0, :, 0] - coupling.mT @ couplings[0], bent | (info > 0)
+    found = {"hessian": hessian, "factor": torch.stack(factors, 1), "coupling": torch.stack(couplings, 1)}
+    found |= _load(found, local.gradient)
     if exact and bent.any():
         for name, values in _condense(take(local, bent), exact=False).items():
             found[name][bent] = values
     return found
 
 
-def _respond(responses: Tensor, step: Tensor, share: Tensor) -> Tensor:
+def _load(known: dict[str, Tensor], gradient: Tensor) -> dict[str, Tensor]:
+    """The slope in the first nodes that forces on the nodes of elements, ``(m, K, p + 1, d)``, leave, the decrease that
+    the other nodes promise (inner), and minus their own step (load)."""
+    factor, coupling, loads = known["factor"], known["coupling"], []
+    slope = 0 * gradient[:, 0, 0]
+    inner = slope.sum(-1)
+    for k in reversed(range(gradient.shape[1])):
+        force = gradient[:, k, 1:].clone()
+        force[:, -1] = force[:, -1] + slope if k < gradient.shape[1] - 1 else 0  # the last node does not move
+        rest = force.flatten(1)[..., None]
+        loads.insert(0, torch.cholesky_solve(rest, factor[:, k])[..., 0])
+        slope = gradient[:, k, 0] - (coupling[:, k].mT @ rest)[..., 0]
+        inner = inner + 0.5 * (rest[..., 0] * loads[0]).sum(-1)
+    return {"slope": slope, "inner": inner, "load": torch.stack(loads, 1)}
+
+
+def _respond(known: dict[str, Tensor], step: Tensor, share: Tensor) -> Tensor:
     """The change of all nodes when the first takes a step, and the others a share of their own."""
     changes = [step[:, None]]
-    for R in responses.unbind(1):
-        both = torch.cat([changes[-1][:, -1], share[:, None]], 1)
-        changes.append(-(R @ both[:, None, :, None])[..., 0])
+    for coupling, load in zip(known["coupling"].unbind(1), known["load"].unbind(1), strict=True):
+        change = (coupling @ changes[-1][:, -1, :, None])[..., 0] + share[:, None] * load
+        changes.append(-change.unflatten(1, (-1, step.shape[1])))
     return torch.cat(changes, 1)
