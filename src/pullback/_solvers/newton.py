@@ -247,7 +247,7 @@ class Minimizer:
         near, held = near & (objective.has_hessian and not final), held & ~(leaving | final)
         trial = Trial(nodes, predicted, near, held, model.gradient, curves.energy, torch.zeros_like(last), [], [])
         _try(objective, curves, trial, last | final)
-        # while the device is at it
+        # asked for while an accelerator is at the energies
         firm = _is_firm(model, (last | flat) & curves.uses_hessian & (not self.always_exact))
         trial.wait()
         gain = (model.energy - trial.energy) / predicted

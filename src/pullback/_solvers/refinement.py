@@ -93,13 +93,17 @@ class Refinement:
         paths = replace(Paths.start(start), energy=energies[-1], length=length, noise=noise)
         ready = self._at_once(paths, ends, equal > 0)
 
-        blind = torch.stack(energies[:-1]) < paths.energy / _BLIND
-        skipped = blind.flip(0).cummax(0).values.sum(0)  # levels up to and including the last that is blind
+        # levels up to and including the last that is blind; all of them at once would keep all threads of a host busy
+        skipped = torch.zeros_like(paths.index)
+        for k, energy in enumerate(energies[:-1], 1):
+            skipped = skipped.masked_fill(energy < paths.energy / _BLIND, k)
         waiting = {}
-        for k in skipped[~ready].unique().tolist():
+        for k in range(len(energies)):
+            if not (rows := ~ready & (skipped == k)).any():
+                continue
             level = plan.min_segments * 2**k
             key = (_PIECES, plan.walled_segments) if k and level >= FINE_SEGMENTS else (_CHORDS, level)
-            waiting.setdefault(key, []).append(self._prepared(take(paths, ~ready & (skipped == k)), key))
+            waiting.setdefault(key, []).append(self._prepared(take(paths, rows), key))
         return waiting, [take(paths, ready)]
 
     def _at_once(self, paths: Paths, ends: Tensor, equal: Tensor) -> Tensor:
