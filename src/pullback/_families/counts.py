@@ -75,7 +75,7 @@ def _deviation(logits: Tensor) -> Tensor:
     r"""√(p(1 - p)) = exp(-|l|/2) σ(|l|): no overflow, in its derivatives either."""
     if (values := plain_values(logits)) is not None:
         t = (0.5 * values).cosh_()
-        return torch.div(t.new_full((), 0.5), t, out=t)
+        return torch.div(torch.full((), 0.5, dtype=t.dtype), t, out=t)  # a number, and no copy of it to an accelerator
     size = _sign(logits) * logits
     return torch.exp(-0.5 * size) * torch.sigmoid(size)
 
@@ -88,10 +88,10 @@ def _sign(logits: Tensor) -> Tensor:
 def _arc(logits: Tensor, origin: Tensor | None) -> Tensor:
     """2 arcsin √σ(l) - 2 arcsin √σ(l₀), with p = ½ for no origin; full relative precision also at saturation."""
     if origin is None and (values := plain_values(logits)) is not None:
-        # The same as arctan sinh(l/2), in place, where no derivative is wanted; torch's arctangent of two numbers costs
-        # half as much as that of one.
+        # The same as arctan sinh(l/2), in place, where no derivative is wanted; on a CPU torch's arctangent of two
+        # numbers costs half as much as that of one.
         t = (0.5 * values).sinh_()
-        return torch.atan2(t, t.new_ones(()), out=t)
+        return torch.atan2(t, t.new_ones(()), out=t) if t.device.type == "cpu" else t.atan_()
     if origin is None:
         # ±(π/2 - 2 arctan t), t = exp(-|l|/2); the arctangent as an arcsine, which costs less than half
         sign = _sign(logits)

@@ -259,11 +259,10 @@ class Frame:
             held, bends = zip(*(part.bend(f) for part, f in self._split(forces)), strict=True)
         eta_at = self.coordinates if self.parts else None
 
-        def work(x: Tensor) -> Tensor:
-            values = self.maps(x, self.origin) if eta_at is None else eta_at(x)
-            return _total([(y * f).flatten(x.ndim - 1).sum(-1) for y, f in zip(values, held, strict=True)])
+        def values_at(x: Tensor) -> Tensors:
+            return self.maps(x, self.origin) if eta_at is None else eta_at(x)
 
-        blocks = _total([*bends, hessian(work, self.z.detach(), functional=False)])
+        blocks = _total([*bends, hessian(values_at, self.z.detach(), functional=False, weights=held)])
         return 1 / len(forces) * (blocks + blocks.mT)
 
     def _split(self, forces: list[Tensor]) -> Iterator[tuple[Part, list[Tensor]]]:
@@ -280,7 +279,7 @@ def side_by_side(parts: Sequence[Tensors]) -> Tensors:
 
 
 def _total(terms: Sequence[Tensor]) -> Tensor:
-    return terms[0] if len(terms) == 1 else torch.stack(list(terms)).sum(0)
+    return functools.reduce(torch.add, terms)
 
 
 def _products(J: Tensor, force: Tensor) -> Tensor:

@@ -28,6 +28,11 @@ def put(rows: Any, index: Tensor, other: Any) -> None:
         x.index_copy_(0, places[x.device], y)
 
 
+def inverse(permutation: Tensor) -> Tensor:
+    """The order in which a permutation is 0, 1, 2, …; sorting takes a millisecond for 16,384 curves."""
+    return torch.empty_like(permutation).index_copy_(0, permutation, torch.arange(len(permutation)))
+
+
 def concatenate(parts: Sequence[Rows]) -> Rows:
     """All curves of several parts, in order."""
     columns = zip(*(vars(part).values() for part in parts), strict=True)

@@ -190,10 +190,10 @@ class ChordEnergy(Objective):
         if exact.any():
             some = slice(None) if exact.all() else beside(exact.nonzero()[:, 0], nodes)
             self.work.add(int(exact.sum()) * (T - 1) * 3 * (1 + nodes.shape[-1]))
-            strict = frame if isinstance(some, slice) else frame.at(some)
-            curvature[some] = T * strict.inner().hessians([x[some][:, 1:-1] for x in forces])
+            inner = frame.inner() if isinstance(some, slice) else frame.inner().at(some)
+            curvature[some] = T * inner.hessians([x[:, 1:-1][some] for x in forces])
             if len(frame.values) == 2:
-                upper[some] = -T * strict.between[:, 1:-1]
+                upper[some] = -T * inner.between
         return Expansion(energy, gradient, diagonal, upper, curvature)
 
     def _expand_by_tensor(self, nodes: Tensor) -> Expansion:
@@ -245,8 +245,7 @@ def _forces(steps: Tensor) -> Tensor:
 def _between(rows: list[list[Tensor]], shape: torch.Size) -> Tensor:
     """The blocks between neighboring inner nodes, ``(B, T - 2, d, d)``, from Jacobians of all nodes in a row."""
     here, there = ([[J[nodes] for J in part] for part in rows] for nodes in (slice(-1), slice(1, None)))
-    blocks = _paired(here, there, 1 - shape[1])
-    return torch.nn.functional.pad(blocks, (0, 0, 0, 0, 0, 1)).unflatten(0, shape)[:, 1:-2]
+    return _paired(here, there, 1 - shape[1])[1:].unfold(0, shape[1] - 3, shape[1]).movedim(-1, 1)
 
 
 def _paired(left: list[list[Tensor]], right: list[list[Tensor]], factor: int) -> Tensor:

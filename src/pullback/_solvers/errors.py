@@ -53,7 +53,7 @@ def spline_error(paths: Paths, descent: Descent, found: Measurement, worse: Tens
     both = torch.where(paths.settled, change, torch.maximum(alone, change))
     # a spline that runs unevenly, at kinks or in a soft valley, is not known much better than that
     uneven = (found.energy - found.length.square()).clamp_min(0) / scale
-    rest = torch.stack([torch.where(single, alone, both), unsteady, 2 * _UNEVEN_SHARE * uneven]).amax(0)
+    rest = torch.maximum(torch.where(single, alone, both), torch.maximum(unsteady, 2 * _UNEVEN_SHARE * uneven))
     return 0.5 * (found.error + rest + descent.remaining / scale)  # half that of the energy
 
 

@@ -21,13 +21,13 @@ then leaves the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pullback._autodiff.derivatives import Tensors
-from pullback._numerics.rows import beside, concatenate, put, take
+from pullback._numerics.rows import beside, concatenate, inverse, put, take
 from pullback._numerics.tridiagonal import solve_tridiagonal
 from pullback._solvers.base import Status
 from pullback._solvers.objective import NOISE, Expansion, Objective
@@ -140,21 +140,28 @@ class Trial:
     energy: Tensor
     accepted: Tensor
     expansions: list[tuple[Tensor, Expansion]]  # of other curves, by their rows; later ones replace earlier ones
+    pending: list[tuple[Tensor, Tensor]]  # rows, and energies that an accelerator is still at
 
     def expand(self, objective: Objective, curves: Descent, rows: Tensor) -> None:
         """Adds the expansions of some curves, or only their gradients."""
-        if len(held := rows[self.held[rows]]):
+        if self.held.any() and len(held := rows[self.held[rows]]):
             at = beside(held, self.nodes)
             energy, gradient = objective.slopes(self.nodes[at], curves.constants[at])
-            self.energy = self.energy.index_copy(0, held, energy.cpu())
+            self.pending.append((held, energy))
             self.gradient = self.gradient.index_copy(0, at, gradient)
             rows = rows[~self.held[rows]]
             if not len(rows):
                 return
         at = slice(None) if len(rows) == len(self.near) else beside(rows, self.nodes)
-        ahead = _expansion(objective, self.nodes[at], self.near[rows], curves.constants[at])
-        self.energy = self.energy.index_copy(0, rows, ahead.energy)
+        ahead = objective.expand(self.nodes[at], self.near.index_select(0, rows), curves.constants[at])
+        self.pending.append((rows, ahead.energy))
         self.expansions.append((rows, ahead))
+
+    def wait(self) -> None:
+        """Brings the energies that were asked for to the host."""
+        for rows, energy in self.pending:
+            self.energy = self.energy.index_copy(0, rows, energy.cpu())
+        self.pending.clear()
 
     def moved(self, model: Expansion, kept: Tensor) -> Expansion:
         """The expansion after the step, where it was accepted; some curves have `kept` their second derivatives."""
@@ -163,14 +170,15 @@ class Trial:
             held = beside(held, self.nodes)
             model.gradient[held] = self.gradient[held]
         for rows, ahead in self.expansions:
-            chosen = self.accepted[rows]
-            if (same := kept[rows]).any():
+            ahead.energy = self.energy.index_select(0, rows)
+            if kept.any() and (same := kept[rows]).any():
                 old, new = beside(rows[same], self.nodes), beside(same.nonzero()[:, 0], self.nodes)
                 ahead.curvature[new] = model.curvature[old]
-            if len(rows) == len(self.near) and chosen.all():
+            chosen = self.accepted.index_select(0, rows).nonzero()[:, 0]
+            if len(chosen) == len(self.near):
                 model = ahead
             else:
-                put(model, rows[chosen], take(ahead, chosen))
+                put(model, rows.index_select(0, chosen), take(ahead, chosen))
         return model
 
 
@@ -207,7 +215,8 @@ class Minimizer:
         every = torch.ones(len(nodes), dtype=torch.bool)
         certified = every if certified is None or not objective.has_hessian else certified.cpu()
         exact = every & (self.always_exact and objective.has_hessian)
-        model = _expansion(objective, nodes, exact, constants) if model is None else _on_host(model)
+        model = objective.expand(nodes, exact, constants) if model is None else model
+        model.energy = model.energy.cpu()
         memory = model.gradient.new_zeros(len(nodes), _MEMORY * objective.has_slopes, *model.gradient.shape[1:])
         curves = Descent.start(nodes, constants, damping.cpu(), rtol.cpu(), certified, memory)
         curves.firm, curves.exact, curves.trusted = every & (not objective.has_hessian), exact, exact
@@ -220,7 +229,7 @@ class Minimizer:
             curves, model = self._step(objective, done, curves, model, final=step + 1 == self.max_steps)
         parts = [part for part in (*done, curves) if len(part.index)] or [curves]
         result = concatenate(parts)
-        result = result if len(parts) == 1 else take(result, result.index.argsort())
+        result = result if len(parts) == 1 else take(result, inverse(result.index))
         blocked = result.hit_domain_edge & (result.status != Status.CONVERGED)
         result.status = torch.where(blocked, Status.NOT_FINITE, result.status)
         return result
@@ -238,8 +247,11 @@ class Minimizer:
             _leave(objective, curves, model, leaving, nodes, predicted)
         flat, last = flat & ~leaving, last & ~leaving
         near, held = near & (objective.has_hessian and not final), held & ~(leaving | final)
-        trial = Trial(nodes, predicted, near, held, model.gradient, curves.energy, torch.zeros_like(last), [])
+        trial = Trial(nodes, predicted, near, held, model.gradient, curves.energy, torch.zeros_like(last), [], [])
         _try(objective, curves, trial, last | final)
+        # asked for while an accelerator is at the energies
+        firm = _is_firm(model, (last | flat) & curves.uses_hessian & (not self.always_exact))
+        trial.wait()
         gain = (model.energy - trial.energy) / predicted
         trial.accepted = positive & torch.where(flat, trial.energy <= model.energy + noise, gain > _LEAST_GAIN)
         outside = ~(trial.energy.abs() < torch.inf)
@@ -252,7 +264,7 @@ class Minimizer:
         # steps cut short where the decoder ends look like the last ones of a descent
         curves.hit_domain_edge = (curves.hit_domain_edge | outside) & ~(accepted & (curves.damping <= 1.0))
         curves.certified = curves.certified | (leaving & ~accepted)
-        converged = self._converged(curves, model, flat, last, accepted)
+        converged = self._converged(curves, flat, last, accepted, firm)
         left = torch.where(last | flat, remaining, _TO_COME * trial.predicted)
         curves.remaining = torch.where(accepted | flat, left, curves.remaining)
         _remember(curves, model, trial)
@@ -264,12 +276,10 @@ class Minimizer:
         stalled = (curves.growth > 4.0 * 2**_PATIENCE) & ~converged
         return _retire(done, curves, model, converged | stalled, _status(curves, model, converged, stalled))
 
-    def _converged(self, curves: Descent, model: Expansion, flat: Tensor, last: Tensor, accepted: Tensor) -> Tensor:
+    def _converged(self, curves: Descent, flat: Tensor, last: Tensor, accepted: Tensor, firm: Tensor) -> Tensor:
         """Which curves have converged, with a certificate of those that step with the exact Hessian."""
         proven = (last | flat) & curves.uses_hessian
-        curves.certified = curves.certified | proven
-        if proven.any() and not self.always_exact:
-            curves.firm = curves.firm | _is_firm(model, proven)
+        curves.certified, curves.firm = curves.certified | proven, curves.firm | (proven & firm.cpu())
         settled = flat & curves.certified
         if self.always_exact:
             settled = settled & (curves.damping <= _SLIGHT_DAMPING**2)
@@ -305,15 +315,6 @@ class Minimizer:
         return positive & near, held, last & ~unsure, torch.where(crawling & ~regular, to_come, remaining)
 
 
-def _expansion(objective: Objective, nodes: Tensor, exact: Tensor, constants: Tensor) -> Expansion:
-    return _on_host(objective.expand(nodes, exact, constants))
-
-
-def _on_host(model: Expansion) -> Expansion:
-    """The same with energies in the memory of the host."""
-    return replace(model, energy=model.energy.cpu())
-
-
 def _leave(
     objective: Objective, curves: Descent, model: Expansion, leaving: Tensor, nodes: Tensor, predicted: Tensor
 ) -> None:
@@ -326,14 +327,11 @@ def _leave(
 
 def _try(objective: Objective, curves: Descent, trial: Trial, last: Tensor) -> None:
     """Expands a trial; where the step is the `last` only the energy is taken, which costs a fraction."""
-    rows = last.nonzero()[:, 0]
-    at = beside(rows, trial.nodes)
-    # asked for before anything waits
-    energies = objective.energy(trial.nodes[at], curves.constants[at]) if len(rows) else None
+    if len(rows := last.nonzero()[:, 0]):
+        at = beside(rows, trial.nodes)
+        trial.pending.append((rows, objective.energy(trial.nodes[at], curves.constants[at])))
     if len(rows) < len(last):
         trial.expand(objective, curves, (~last).nonzero()[:, 0])
-    if energies is not None:
-        trial.energy = trial.energy.index_copy(0, rows, energies.cpu())
 
 
 def _shorten(objective: Objective, curves: Descent, trial: Trial, rows: Tensor, final: bool) -> None:
@@ -356,6 +354,7 @@ def _shorten(objective: Objective, curves: Descent, trial: Trial, rows: Tensor, 
     trial.energy[rows] = lowest[good]
     if not final:
         trial.expand(objective, curves, rows)
+        trial.wait()
 
 
 def _proposed(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor]:
@@ -370,9 +369,12 @@ def _proposed(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor
     hessian.diagonal(dim1=-2, dim2=-1).add_(damped)
     full = hessian
     if uses.any():
-        full = hessian + torch.where(beside(uses, hessian)[:, None, None, None], model.curvature, 0.0)
+        # it is zero where the Hessian is not exact
+        bend, unfit = model.curvature, curves.indefinite
+        full = hessian + (bend.masked_fill(beside(unfit, bend)[:, None, None, None], 0.0) if unfit.any() else bend)
     memory = curves.moves, curves.turns
-    extent = (curves.nodes.amax(1) - curves.nodes.amin(1)).amax(-1)
+    least, most = curves.nodes.aminmax(dim=1)
+    extent = (most - least).amax(-1)
     step, predicted = _solve(full, model.upper, model.gradient, damped, d, memory, extent)
     saddle = uses & predicted.isnan()
     if saddle.any():
@@ -390,10 +392,14 @@ def _proposed(curves: Descent, model: Expansion) -> tuple[Tensor, Tensor, Tensor
 
 def _is_firm(model: Expansion, rows: Tensor) -> Tensor:
     """Which of some curves have an exact Hessian H that is at least a share of the Gauss-Newton matrix G: `H - _FIRM G`
-    is positive definite."""
-    some, share = take(model, rows), 1 - _FIRM
-    _, positive = solve_tridiagonal(share * some.diagonal + some.curvature, share * some.upper, some.gradient)
-    return torch.zeros_like(rows).masked_scatter(rows, positive.cpu())
+    is positive definite; on the device."""
+    at = beside(rows.nonzero()[:, 0], model.diagonal)
+    if not len(at):
+        return rows
+    diagonal, upper, curvature = (x[at] for x in (model.diagonal, model.upper, model.curvature))
+    share = 1 - _FIRM
+    _, positive = solve_tridiagonal(share * diagonal + curvature, share * upper, model.gradient[at])
+    return torch.zeros(rows.shape, dtype=torch.bool, device=at.device).index_copy_(0, at, positive)
 
 
 def _solve(
@@ -411,11 +417,11 @@ def _solve(
         shares.append(w * _dot(s, force))
         force = force - shares[-1] * y
     step, positive = solve_tridiagonal(diagonal, upper, force, d)
-    damping = damped * step
+    damping = torch.addcmul(-gradient, damped, step)
     for s, y, w, share in reversed(list(zip(moves, turns, weights, shares, strict=True))):
         step = step + (share - w * _dot(y, step)) * s
-    predicted = 0.5 * _dot(damping - gradient, step)[:, 0, 0]
-    share = (extent / step.abs().amax((1, 2))).nan_to_num(1.0).clamp_max(1.0)
+    predicted = 0.5 * _dot(damping, step)[:, 0, 0]
+    share = (extent / torch.linalg.vector_norm(step, torch.inf, (1, 2))).nan_to_num(1.0).clamp_max(1.0)
     return share[:, None, None] * step, torch.where(positive, share * (2 - share) * predicted, torch.nan).cpu()
 
 

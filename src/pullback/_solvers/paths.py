@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pullback._curves.curve import CubicSpline, Polyline
 from pullback._curves.steps import equal_spacing, mixed_steps
-from pullback._numerics.rows import beside, concatenate, moved_to, take
+from pullback._numerics.rows import beside, concatenate, inverse, moved_to, take
 from pullback._numerics.spline import lerp_nodes, refine
 from pullback._solvers.base import Solution, Status
 from pullback._solvers.chords import ChordEnergy
@@ -142,7 +142,7 @@ def assemble(done: list[Paths], chords: ChordEnergy) -> Solution:
     """All curves in their order, on the nodes of the finest among them."""
     levels = [torch.full_like(paths.index, paths.nodes.shape[1] - 1) for paths in done]
     even = [_with_even_speed(chords, paths) for paths in done]
-    order = torch.cat([paths.index for paths in done]).argsort()
+    order = inverse(torch.cat([paths.index for paths in done]))
     # nodes have as many resolutions as there are levels; the best paths are what counts
     paths = take(join([replace(paths, nodes=paths.nodes[:, :1]) for paths in even]), order)
     straight = ~paths.is_spline & torch.isfinite(paths.energy)

@@ -86,23 +86,29 @@ class Refinement:
         num_segments = min(START_SEGMENTS, plan.max_segments) if plan.guided else 4 * plan.min_segments
         start = Polyline(nodes).resample(num_segments + 1)
         chords = self.chords.chords(start, num_segments // plan.min_segments)
-        *energies, length = torch.stack([*map(total_energy, chords), total_length(chords[-1])]).cpu()
-        noise = self.chords.noise(nodes[:, [0, -1]]).cpu()
+        ends = torch.stack([nodes[:, 0], nodes[:, -1]], 1)
+        noise, equal = self.chords.noise(ends), nearly_equal(*ends.unbind(1))
+        known = [*map(total_energy, chords), total_length(chords[-1]), noise, equal.to(noise)]
+        *energies, length, noise, equal = torch.stack(known).cpu()
         paths = replace(Paths.start(start), energy=energies[-1], length=length, noise=noise)
-        ready = self._at_once(paths, nodes[:, [0, -1]])
+        ready = self._at_once(paths, ends, equal > 0)
 
-        blind = torch.stack(energies[:-1]) < paths.energy / _BLIND
-        skipped = blind.flip(0).cummax(0).values.sum(0)  # levels up to and including the last that is blind
+        # levels up to and including the last that is blind; all of them at once would keep all threads of a host busy
+        skipped = torch.zeros_like(paths.index)
+        for k, energy in enumerate(energies[:-1], 1):
+            skipped = skipped.masked_fill(energy < paths.energy / _BLIND, k)
         waiting = {}
-        for k in skipped[~ready].unique().tolist():
+        for k in range(len(energies)):
+            if not (rows := ~ready & (skipped == k)).any():
+                continue
             level = plan.min_segments * 2**k
             key = (_PIECES, plan.walled_segments) if k and level >= FINE_SEGMENTS else (_CHORDS, level)
-            waiting.setdefault(key, []).append(self._prepared(take(paths, ~ready & (skipped == k)), key))
+            waiting.setdefault(key, []).append(self._prepared(take(paths, rows), key))
         return waiting, [take(paths, ready)]
 
-    def _at_once(self, paths: Paths, ends: Tensor) -> Tensor:
+    def _at_once(self, paths: Paths, ends: Tensor, equal: Tensor) -> Tensor:
         """Writes the status of paths with nothing to solve: bad starts, and codes too close for their chords to be
-        known.
+        known, or `equal`.
 
         Chords are differences of decoded points, and lose half their digits to rounding where codes agree in as many.
         There the path is a straight line, of a length that the metric tensor gives.
@@ -111,7 +117,6 @@ class Refinement:
         if not finite.all():
             paths.status[~finite] = Status.NOT_FINITE
             paths.status[~torch.isfinite(self.chords.chords(ends)[0][:, 0]).cpu()] = Status.BAD_END_POINT
-        equal = nearly_equal(*ends.cpu().unbind(1))
         near = (finite & (equal | (paths.length <= _ROUNDING * paths.noise))).nonzero()[:, 0]
         if near.numel():
             some = ends[beside(near, ends)]
