@@ -142,9 +142,10 @@ def test_single_precision():
     torch.testing.assert_close(log.double(), exact_logarithm(SIMPLEX, a.double(), b.double()), rtol=1e-3, atol=1e-3)
 
 
-def test_single_precision_where_the_metric_sees_little_of_a_direction():
-    """Coordinates stretched until the metric is a hundredth there; the straight line takes nothing of it."""
-    stretch = torch.tensor([1.0, 10.0], dtype=DOUBLE)
+@pytest.mark.parametrize("factor", [10.0, 50.0])
+def test_single_precision_where_the_metric_sees_little_of_a_direction(factor: float):
+    """Coordinates stretched until the metric is a hundredth or less there; the straight line takes nothing of it."""
+    stretch = torch.tensor([1.0, factor], dtype=DOUBLE)
     metric = pb.EuclideanMetric(lambda w: SPHERE.metric.decoder(w / stretch.to(w)))
     a, b = SPHERE.points(6), SPHERE.points(6)
     log = pb.logarithm(metric, (a * stretch).float(), (b * stretch).float())
@@ -152,6 +153,8 @@ def test_single_precision_where_the_metric_sees_little_of_a_direction():
     exact = exact_logarithm(SPHERE, a, b)
     off = SPHERE.metric.norm(a, log.velocity / stretch - exact) / SPHERE.metric.norm(a, exact)
     assert (off <= 1e-4).all()
+    end = pb.expmap(metric, (a * stretch).float(), (exact * stretch).float()) / stretch
+    assert ((end - b).norm(dim=-1) <= 1e-3 * (b - a).norm(dim=-1)).all()
 
 
 def test_velocities_along_walls_arrive():
