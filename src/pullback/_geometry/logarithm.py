@@ -232,7 +232,7 @@ class _Velocities:
         # how velocities of unit length, orthogonal to each other, move the end
         least = _least(turn.dtype) * tensor.diagonal(dim1=1, dim2=2)
         spread = (moves[..., 1:] @ torch.linalg.cholesky_ex(tensor + torch.diag_embed(least))[0]).mT
-        growth = _share(metric, *(x[:, None].expand_as(spread) for x in (begin, end)), spread, length[:, None])
+        growth = _share(metric, begin[:, None], end[:, None], spread, length[:, None])
         self.rounded[index] = _least(turn.dtype) * length * growth.norm(dim=-1)
         self.miss[index] = _share(metric, begin, end, shift, length)
         error = torch.maximum(curves.error, size).nan_to_num(1.0, 1.0).clamp_max(1)
