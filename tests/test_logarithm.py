@@ -142,9 +142,10 @@ def test_single_precision():
     torch.testing.assert_close(log.double(), exact_logarithm(SIMPLEX, a.double(), b.double()), rtol=1e-3, atol=1e-3)
 
 
-def test_single_precision_where_the_metric_sees_little_of_a_direction():
-    """Coordinates stretched until the metric is a hundredth there; the straight line takes nothing of it."""
-    stretch = torch.tensor([1.0, 10.0], dtype=DOUBLE)
+@pytest.mark.parametrize("factor", [10.0, 50.0])
+def test_single_precision_where_the_metric_sees_little_of_a_direction(factor: float):
+    """Coordinates stretched until the metric is a hundredth or less there; the straight line takes nothing of it."""
+    stretch = torch.tensor([1.0, factor], dtype=DOUBLE)
     metric = pb.EuclideanMetric(lambda w: SPHERE.metric.decoder(w / stretch.to(w)))
     a, b = SPHERE.points(6), SPHERE.points(6)
     log = pb.logarithm(metric, (a * stretch).float(), (b * stretch).float())
@@ -152,20 +153,39 @@ def test_single_precision_where_the_metric_sees_little_of_a_direction():
     exact = exact_logarithm(SPHERE, a, b)
     off = SPHERE.metric.norm(a, log.velocity / stretch - exact) / SPHERE.metric.norm(a, exact)
     assert (off <= 1e-4).all()
+    end = pb.expmap(metric, (a * stretch).float(), (exact * stretch).float()) / stretch
+    assert ((end - b).norm(dim=-1) <= 1e-3 * (b - a).norm(dim=-1)).all()
 
 
-def test_velocities_along_walls_arrive():
-    """Around a steep hill geodesics part fast: errors of the velocity are some hundred times as large at the end, and
-    are made so much smaller."""
+def around_a_hill() -> tuple[pb.FisherRaoMetric, Tensor, Tensor]:
+    """Ends on opposite sides of a steep hill: errors of velocities are some hundred times as large at the end."""
 
     def hill(z: Tensor) -> Normal:
         height = 0.5 * torch.nn.functional.softplus(20 * (1 - z.norm(dim=-1, keepdim=True)))
         return Normal(torch.cat([z, height], -1), 0.1)
 
-    metric = pb.FisherRaoMetric(hill)
     ends, noise = torch.randn(2, 24, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
     a = 2 * ends / ends.norm(dim=-1, keepdim=True)
-    b = 0.3 * noise - a
+    return pb.FisherRaoMetric(hill), a, 0.3 * noise - a
+
+
+def test_what_rounding_makes_velocities_miss_by_is_claimed():
+    """In single precision, of geodesics that are followed in double precision."""
+    metric, *ends = around_a_hill()
+    a, b = (x.float() for x in ends)
+    log = pb.logarithm(metric, a, b)
+    gap = pb.expmap(metric, a.double(), log.velocity.double(), rtol=1e-9) - b
+    miss = torch.maximum(gap.norm(dim=-1) / (b - a).norm(dim=-1), metric.norm(b.double(), gap) / log.distance)
+    assert (miss <= log.miss).all()
+    assert log.converged.all()
+    off = replace(log, miss=torch.full_like(log.miss, 2e-3))
+    assert not off.converged.any()
+    assert "use double precision" in off.messages[0]
+
+
+def test_velocities_along_walls_arrive():
+    """Geodesics part fast there, and errors of the velocity are made so much smaller."""
+    metric, a, b = around_a_hill()
     log, fine = pb.logarithm(metric, a, b), pb.logarithm(metric, a, b, rtol=1e-7)
     assert (metric.norm(a, log.velocity - fine.velocity) <= 3 * log.error * log.distance)[fine.converged].all()
     gap = pb.expmap(metric, a, log.velocity) - b
