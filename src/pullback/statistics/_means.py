@@ -12,7 +12,7 @@ from pullback.statistics._stars import ElementStar, Star, star
 # Share of the predicted decrease that a step must bring (Armijo; Nocedal and Wright 2006, section 3.1).
 _SUFFICIENT = 1e-4
 # Longest step, and longest step that is taken straight, in standard deviations.
-_LONGEST, _FAR = 0.5, 0.1
+_LONGEST, _FAR = 0.15, 0.1
 # Halvings of a step before the mean counts as found as well as it can be.
 _HALVINGS = 8
 # Decrease that paths promise by themselves, relative to the variance, from which on they are solved anew: a choice.
@@ -24,6 +24,8 @@ _ENERGY = 0.01
 _NEAR, _LAST = 3e-2, 3e-7
 # Part by which energies may exceed what the triangle inequality allows, and the share of paths that may. Choices.
 _LONGER, _FEW_LOST = 0.02, 0.25
+# Part of all that is promised from which on a path is slow. A choice.
+_MUCH = 0.01
 # Hessians are kept while the promised decrease falls by this factor from step to step. A choice.
 _HELD = 0.1
 # Residual in multiples of `rtol` at which a step of Gauss and Newton is enough to end with. A choice.
@@ -35,8 +37,8 @@ _CAREFUL = 8.0
 ACCEPT = 1e-2
 # Share of `rtol` below which what is left of the residual is nothing.
 _ENOUGH = 0.5
-# Steps that single paths take between two of all, and rounds of refinement: one element becomes sixteen.
-_MAX_RELAXATIONS, _MAX_REFINEMENTS = 6, 4
+# Rounds of refinement: one element becomes sixteen.
+_MAX_REFINEMENTS = 4
 
 
 class Balance:
@@ -85,24 +87,30 @@ class Balance:
             if not moving.any():
                 break
             near = self._is_near(min(_LAST, (_FEW_LEFT * rtol) ** 2))
-            slow = self.star.stale and bool((moving & (promise > _HELD * last)).any())
-            if near or slow:
-                self.expansion = self.star.expand(exact=near, keep=not slow)
-            if near:
-                self._relax(rtol)
+            slow = moving & (promise > _HELD * last)
+            if slow.any():
+                self.star = self.star.forgotten(self._are_slow(slow, promise))
+            if near or slow.any():
+                self.expansion = self.star.expand(exact=near, keep=True)
+            self._relax(rtol, near)
             last = self._promise()
             self._take(*self._newton(), moving, rtol)
 
-    def _relax(self, rtol: float) -> None:
-        """Few paths that have more to gain than the centers go on alone: steps of all would be taken for their sake."""
-        for _ in range(_MAX_RELAXATIONS):
-            inner, energy = self.expansion.inner, self.expansion.energy
-            left = (self._promise() - self._mean(inner)).clamp_min(rtol**2 * self.variance)
-            rows = (self.share > 0) & (inner > _ENOUGH * _ratio(left, self.variance)[self.labels] * energy)
-            if not rows.any() or rows.double().mean() > 0.5:
-                break
-            self.star = self.star.moved(torch.zeros_like(self.star.centers), rows.to(energy))
-            self.expansion = self.star.expand(exact=True, keep=True)
+    def _are_slow(self, slow: Tensor, promise: Tensor) -> Tensor:
+        """The paths of slow clusters that promise most; all of a cluster whose center does."""
+        inner = self.expansion.inner
+        own = self._mean(inner) > 0.5 * promise
+        return slow[self.labels] & (~own[self.labels] | (self.share * inner > _MUCH * promise[self.labels]))
+
+    def _relax(self, rtol: float, exact: bool) -> None:
+        """Few paths that have more to gain than the centers descend alone: steps of all would be taken for their
+        sake."""
+        inner, energy = self.expansion.inner, self.expansion.energy
+        left = (self._promise() - self._mean(inner)).clamp_min(rtol**2 * self.variance)
+        rows = (self.share > 0) & (inner > _ENOUGH * _ratio(left, self.variance)[self.labels] * energy)
+        if rows.any() and rows.double().mean() <= _FEW_LOST and not self.mostly_kinked:
+            self.star = self.star.relaxed(rows, rtol)
+            self.expansion = self.star.expand(exact, keep=True)
 
     def refine(self, rtol: float, max_steps: int) -> None:
         """Resolves paths better until their errors matter no more, or better resolution does not help."""
@@ -198,7 +206,7 @@ class Balance:
         return step
 
     def _replace(self, new: Star, exact: bool) -> None:
-        self.star, self.expansion = new, new.expand(exact, keep=True)
+        self.star, self.expansion = new, new.expand(exact, keep=not self.mostly_kinked)
         self.num_steps += 1
         self.centers = self.centers.index_copy(0, self.labels, new.centers)
 

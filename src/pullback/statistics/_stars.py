@@ -26,6 +26,7 @@ from pullback._numerics.rows import take
 from pullback._solvers.chords import ChordEnergy
 from pullback._solvers.elements import ElementEnergy, Local
 from pullback._solvers.mesh import placed, uniform
+from pullback._solvers.newton import Minimizer
 from pullback.statistics._paths import ROUGH, Logs, Paths
 
 # Elements of a path, at most; refined, at most sixteen, which resolve the walls of `pullback reproduce toy`.
@@ -40,6 +41,8 @@ _SMOOTH = 64.0
 _CAREFUL = 100.0
 # Shares of its own Newton step that a path tries while it follows its center.
 _OWN_STEPS = (1.0, 0.25, 0.0)
+# Steps of paths that descend alone, with which damping they begin, and to what share of the tolerance they go. Choices.
+_MAX_STEPS, _DAMPING, _SHARE = 30, 1e-3, 0.1
 # Damping of unsolved directions relative to the trace, so that ignored dimensions have a Cholesky factor.
 _LEAST_DAMPING = 1e-9
 
@@ -89,10 +92,6 @@ class LogStar:
     def converged(self) -> Tensor:
         return self.logs.converged
 
-    @property
-    def stale(self) -> bool:
-        return False
-
     def expand(self, exact: bool = True, *, keep: bool = False) -> Expansion:
         M = self.paths.tensor(self.centers)
         slope = -2 * (M @ self.logs.velocity[..., None])[..., 0]
@@ -113,6 +112,12 @@ class LogStar:
 
     def refined(self, wanted: Tensor) -> None:
         return None
+
+    def forgotten(self, wanted: Tensor) -> LogStar:
+        return self
+
+    def relaxed(self, wanted: Tensor, rtol: float) -> LogStar:
+        return self
 
     def kinked(self) -> Tensor:
         return torch.ones_like(self.converged)
@@ -196,18 +201,13 @@ class ElementStar:
     def codes(self) -> Tensor:
         return self._column("code", lambda nodes: nodes[:, -1])
 
-    @property
-    def stale(self) -> bool:
-        """Whether some Hessians are those of earlier places."""
-        return any(g.stale for g in self.groups)
-
     def expand(self, exact: bool = True, *, keep: bool = False) -> Expansion:
         """The expansion of the energies; with the Hessian of Gauss and Newton, at half the price, unless `exact`.
 
         With `keep` paths that have moved keep the Hessian they had, which takes a twentieth of the time.
         """
         with torch.no_grad(), unvalidated():
-            new = [g for g in self.groups if "slope" not in g.known or (g.stale and not keep)]
+            new = [g for g in self.groups if "slope" not in g.known]
             # paths that stayed keep what is known of them
             for g in new or [g for g in self.groups if exact and not g.exact]:
                 times = equal_times(g.nodes)
@@ -243,6 +243,26 @@ class ElementStar:
         nodes = torch.stack(trials)[best, torch.arange(len(best), device=best.device)]
         kept = {name: group.known[name] for name in ("factor", "coupling", "hessian")}
         return replace(group, nodes=nodes, known={"energy": least, **kept})
+
+    def relaxed(self, wanted: Tensor, rtol: float) -> ElementStar:
+        """The same with the paths `wanted`, ``(n,)``, at their minima for the centers they have."""
+        minimizer, groups = Minimizer(_MAX_STEPS, always_exact=True), []
+        with torch.no_grad(), unvalidated():
+            for g in self.groups:
+                groups.append(g.take(~wanted[g.rows]))
+                if len((some := g.take(wanted[g.rows])).rows):
+                    facts = (torch.full_like(some.nodes[:, 0, 0], value) for value in (_DAMPING, (_SHARE * rtol) ** 2))
+                    found = minimizer.run(self.elements, some.nodes, *facts, constants=equal_times(some.nodes))
+                    groups.append(Group(some.rows, found.nodes))
+        return replace(self, groups=groups)
+
+    def forgotten(self, wanted: Tensor) -> ElementStar:
+        """The same without what is known of the paths `wanted`, ``(n,)``, whose Hessians are of earlier places."""
+        groups = []
+        for g in self.groups:
+            old = wanted[g.rows] & g.stale
+            groups += [g.take(~old), replace(g.take(old), known={}, exact=False, stale=False)]
+        return replace(self, groups=groups)
 
     def replaced(self, rows: Tensor, other: Star) -> ElementStar:
         assert isinstance(other, ElementStar)
