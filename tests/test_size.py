@@ -43,7 +43,7 @@ def counts() -> dict[str, tuple[int, int, int]]:
     core = [p for p in SOURCE.rglob("*.py") if p.relative_to(SOURCE).parts[0] not in OUTSIDE_THE_CORE]
     solvers = list((SOURCE / "_solvers").rglob("*.py"))
     return {
-        "lines of the core": (lines(core), 18_250, 13_500),
+        "lines of the core": (lines(core), 18_400, 13_500),
         "lines of the solvers": (lines(solvers), 2_400, 2_400),
         "files of the solvers": (len(solvers), 16, 16),
         "tuned numbers of the solvers": (sum(map(tuned_numbers, solvers)), 60, 60),
