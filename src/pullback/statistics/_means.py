@@ -193,7 +193,8 @@ class Balance:
         have lost their geodesics, and would hold back the center."""
         most = (1 + _LONGER) * (self.expansion.energy.clamp_min(0).sqrt() + gone).square()
         lost = ((self.share > 0) & ~(trial.energy() <= most)).nonzero()[:, 0]
-        if not len(lost) or len(lost) > _FEW_LOST * len(gone) or not isinstance(trial, ElementStar):
+        few = 0 < len(lost) <= _FEW_LOST * len(gone)
+        if not few or self.mostly_kinked or not isinstance(trial, ElementStar):
             return trial
         return trial.replaced(lost, star(self.paths, trial.centers[lost], trial.codes[lost]))
 
