@@ -22,15 +22,15 @@ from pullback._solvers.base import Solver
 from pullback._typing import Array, CodeSet, Float
 from pullback.statistics._means import ACCEPT, Balance
 from pullback.statistics._paths import Paths
-from pullback.statistics._stars import star
+from pullback.statistics._stars import Star, star
 
 # A path from the mean that was solved anew and has less energy by this share runs in another valley, and takes its
 # place. So does one in the place of a path that has so much left to gain and does not move.
 _OTHER_VALLEY = 1e-2
 # Standard deviations that a mean moves before its paths are solved anew, and times that they are.
-_FAR, _MAX_FRESH = 0.2, 6
+_FAR, _MAX_FRESH = 0.5, 6
 # Accuracy of the first paths: they are refined when the mean is near.
-_FIRST_RTOL = 1e-2
+_FIRST_RTOL = 5e-2
 # Residual at which the paths are resolved as well as `rtol` asks: coarse ones find the way to there. A choice.
 _NEAR = 3e-3
 # Points whose mean begins that of over twice as many, sought up to this residual, as means differ by more. Choices.
@@ -157,19 +157,24 @@ def _approach(paths: Paths, points: Tensor, share: Tensor, mean: Tensor, max_ste
     found = Balance(paths, star(paths, mean.expand_as(points), points), labels, share, mean[None])
     for _ in range(_MAX_FRESH):
         found.descend(rtol, max_steps)
-        rows, gap, stuck = (found.share > 0).nonzero()[:, 0], found.centers[0] - mean, bool(found.stuck)
-        far = gap @ paths.tensor(mean) @ gap > _FAR**2 * found.variance[0]
-        if not (far or stuck) or not len(rows) or paths.is_flat:
+        gap, stuck = found.centers[0] - mean, bool(found.stuck)
+        far = bool(gap @ paths.tensor(mean) @ gap > _FAR**2 * found.variance[0])
+        lost = stuck & (found.expansion.inner.abs() > _OTHER_VALLEY * found.expansion.energy)
+        rows = ((found.share > 0) & (lost | far)).nonzero()[:, 0]
+        if not len(rows) or paths.is_flat:
             break
-        fresh, before = star(paths, found.centers.expand(len(rows), -1), points[rows]), found.expansion.energy[rows]
-        better = fresh.energy() < (1 - _OTHER_VALLEY) * before
-        better |= (found.expansion.inner[rows].abs() > _OTHER_VALLEY * before) & stuck
+        fresh = _star_at(paths, found, points, rows)
+        better = lost[rows] | (fresh.energy() < (1 - _OTHER_VALLEY) * found.expansion.energy[rows])
         if not better.any():
             break
         again = rows[better]
-        found.restart(found.star.replaced(again, star(paths, found.centers.expand(len(again), -1), points[again])))
+        found.restart(found.star.replaced(again, fresh if better.all() else _star_at(paths, found, points, again)))
         mean = found.centers[0]
     return found
+
+
+def _star_at(paths: Paths, found: Balance, points: Tensor, rows: Tensor) -> Star:
+    return star(paths, found.centers.expand(len(rows), -1), points[rows])
 
 
 def _first_mean(metric: Metric, points: Tensor, share: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class Balance:
                 self.star = self.star.forgotten(self._are_slow(slow, promise))
             if near or slow.any():
                 self.expansion = self.star.expand(exact=near, keep=True)
-            self._relax(rtol, near)
+            self._relax(rtol, near, slow)
             last = self._promise()
             self._take(*self._newton(), moving, rtol)
 
@@ -102,12 +102,14 @@ class Balance:
         own = self._mean(inner) > 0.5 * promise
         return slow[self.labels] & (~own[self.labels] | (self.share * inner > _MUCH * promise[self.labels]))
 
-    def _relax(self, rtol: float, exact: bool) -> None:
+    def _relax(self, rtol: float, exact: bool, slow: Tensor) -> None:
         """Few paths that have more to gain than the centers descend alone: steps of all would be taken for their
         sake."""
         inner, energy = self.expansion.inner, self.expansion.energy
-        left = (self._promise() - self._mean(inner)).clamp_min(rtol**2 * self.variance)
+        promise = self._promise()
+        left = (promise - self._mean(inner)).clamp_min(rtol**2 * self.variance)
         rows = (self.share > 0) & (inner > _ENOUGH * _ratio(left, self.variance)[self.labels] * energy)
+        rows &= ~slow[self.labels] | (self.share * inner > _MUCH * promise[self.labels])
         if rows.any() and rows.double().mean() <= _FEW_LOST and not self.mostly_kinked:
             self.star = self.star.relaxed(rows, rtol)
             self.expansion = self.star.expand(exact, keep=True)

@@ -41,6 +41,8 @@ _SMOOTH = 64.0
 _CAREFUL = 100.0
 # Shares of its own Newton step that a path tries while it follows its center.
 _OWN_STEPS = (1.0, 0.25, 0.0)
+# Part of the decrease a path's own step promises with which it is good enough. A choice.
+_GOOD = 0.5
 # Steps of paths that descend alone, with which damping they begin, and to what share of the tolerance they go. Choices.
 _MAX_STEPS, _DAMPING, _SHARE = 30, 1e-3, 0.1
 # Damping of unsolved directions relative to the trace, so that ignored dimensions have a Cholesky factor.
@@ -237,10 +239,18 @@ class ElementStar:
 
     def _moved(self, group: Group, step: Tensor, share: Tensor) -> Group:
         """Each path follows its center, and takes what lowers its energy most of its own Newton step."""
-        trials = [group.nodes + _respond(group.known, step, part * share) for part in _OWN_STEPS]
-        energies = [self.elements.energy(nodes, equal_times(nodes)) for nodes in trials]
-        least, best = torch.stack(energies).nan_to_num(torch.inf).min(0)
-        nodes = torch.stack(trials)[best, torch.arange(len(best), device=best.device)]
+        promised = _promised(group.known, step, share)
+        nodes, least = group.nodes, torch.full_like(share, torch.inf)
+        for part in _OWN_STEPS:
+            rows = (~(least <= promised)).nonzero()[:, 0]
+            if not len(rows):
+                break
+            known = {name: x[rows] for name, x in group.known.items()}
+            trial = group.nodes[rows] + _respond(known, step[rows], part * share[rows])
+            energy = self.elements.energy(trial, equal_times(trial)).nan_to_num(torch.inf)
+            better = energy < least[rows]
+            nodes = nodes.index_copy(0, rows[better], trial[better])
+            least = least.index_copy(0, rows[better], energy[better])
         kept = {name: group.known[name] for name in ("factor", "coupling", "hessian")}
         return replace(group, nodes=nodes, known={"energy": least, **kept})
 
@@ -369,3 +379,10 @@ def _respond(known: dict[str, Tensor], step: Tensor, share: Tensor) -> Tensor:
         change = (coupling @ changes[-1][:, -1, :, None])[..., 0] + share[:, None] * load
         changes.append(-change.unflatten(1, (-1, step.shape[1])))
     return torch.cat(changes, 1)
+
+
+def _promised(known: dict[str, Tensor], step: Tensor, share: Tensor) -> Tensor:
+    """Energies below which paths that take their own Newton step as well need not try a shorter one."""
+    bend = (step[:, None] @ known["hessian"] @ step[..., None])[:, 0, 0]
+    follow = known["energy"] + (known["slope"] * step).sum(-1) + 0.5 * bend
+    return follow - _GOOD * share * known["inner"] + 64 * torch.finfo(step.dtype).eps * known["energy"]
