@@ -33,6 +33,8 @@ class Maps:
     push: Callable[[Tensor, Tensor | None, Tensor], tuple[Tensor, ...]]
     # its transpose, of shape (*b, k) for a force (*b, m) on each map, where known better than by differentiation
     pull: Callable[[Tensor, Tensor | None, list[Tensor]], Tensor] | None = None
+    # rows of two k x k matrices L, R with L(i)ᵀ R(j) + R(i)ᵀ L(j) = φ'(i)ᵀ ψ'(j) + ψ'(i)ᵀ φ'(j), if these are smaller
+    factors: Callable[[Tensor, Tensor | None], Sequence[Sequence[Sequence[Tensor]]]] | None = None
 
 
 @dataclass(frozen=True, eq=False)

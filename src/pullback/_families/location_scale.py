@@ -71,8 +71,19 @@ def half_plane(
         along, ds = _pulled(*seen(eta, eta0), forces, a, c)
         return planar([along, shear * along + ds / eta[..., 1]])
 
+    def factors(eta: Tensor, eta0: Tensor | None) -> list[list[list[Tensor]]]:
+        step, scale, scale0 = seen(eta, eta0)
+        x, by_loc = a**0.5 * (step / scale), a**0.5 / scale
+        by_scale = shear * by_loc - x / scale
+        lift = -scale / scale0
+        last = [2 * lift * x * by_loc, lift * (2 * x * by_scale + (x * x + c) / scale)]
+        dx, dy = [by_loc, by_scale], [torch.zeros_like(scale), -scale0 / scale**2]
+        # y and w only meet each other
+        return [[dx, dy], [dx, last]]
+
     def information(p: Distribution) -> Information:
-        return Information(planar(torch.broadcast_tensors(*chart(p))), root=root, pair=Maps(values, push, pull))
+        pair = Maps(values, push, pull, factors)
+        return Information(planar(torch.broadcast_tensors(*chart(p))), root=root, pair=pair)
 
     def distance(p: Distribution, q: Distribution) -> Tensor:
         (loc, scale), (loc1, scale1) = chart(p), chart(q)

@@ -62,6 +62,14 @@ class Part:
         return tuple(self._flat(x, self.z.ndim) for x in self.maps.push(self.eta, self.origin, self.tangents))
 
     @functools.cached_property
+    def factors(self) -> Tensors:
+        """The same, or smaller ones whose products add up the same once they are made symmetric."""
+        if self.maps.factors is None:
+            return self.pushed
+        blocks = self.maps.factors(self.eta, self.origin)
+        return tuple(self._flat(_mixed(rows, self.tangents), self.z.ndim) for rows in blocks)
+
+    @functools.cached_property
     def roots(self) -> Tensors:
         """Jacobians whose products are the metric tensor: of one map in an orthonormal basis of the family where it
         has one, which has fewer numbers than a pair and is positive also between nodes that are far apart."""
@@ -87,7 +95,7 @@ class Part:
         r"""``Dφᵢᵀ Dψᵢ₊₁ + Dψᵢᵀ Dφᵢ₊₁`` between each node and the next, ``(B, n - 1, d, d)``."""
         k, d = self.eta.shape[-1], self.z.shape[-1]
         if self.is_euclidean or k * k > d:
-            return _crossed(self.pushed)
+            return _crossed(self.factors)
         # by the maps' derivatives in the coordinates, which are fewer than the codes
         phi, psi = self.maps.push(self.eta, self.origin, basis(self.eta))
         here, there = ([x[:, :, nodes] for x in (phi, psi)] for nodes in (slice(-1), slice(1, None)))
@@ -215,6 +223,11 @@ class Frame:
     def jacobians_of_parts(self) -> list[Tensors]:
         """The maps' Jacobians, of each part by itself."""
         return [part.pushed for part in self.parts] or [self.jacobians]
+
+    @property
+    def factors(self) -> list[Tensors]:
+        """The maps' Jacobians of each part, or smaller ones; see `Part.factors`."""
+        return [part.factors for part in self.parts] or [self.jacobians]
 
     @property
     def roots(self) -> list[Tensors]:

@@ -138,7 +138,7 @@ def gauss_newton(frame: Frame, stiffness: Tensor) -> tuple[Local, list[Tensor]]:
     forces = [stiffness @ x for x in reversed(values)]
     energy, gradient = (values[0] * forces[0]).sum((1, 2)), frame.slopes(forces)
     grams = []
-    for maps in frame.jacobians_of_parts:
+    for maps in frame.factors:
         rows = [J.movedim(0, -2).flatten(1, 2) for J in maps]
         grams.append(rows[0] @ rows[-1].mT)
     gram, shape = torch.stack(grams).sum(0) if len(grams) > 1 else grams[0], gradient.shape[1:]
