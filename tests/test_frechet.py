@@ -184,9 +184,9 @@ def test_the_message_tells_kinks_from_what_is_not_resolved_yet(unit, kinks):
 )
 def test_a_mean_balances_as_well_as_its_logarithms_are_known(residual, kinks, converged):
     """Only at kinks, where logarithms jump, it may balance worse, and then that is what the message names."""
-    known = {"residual": torch.tensor([residual]), "kinked": torch.tensor([kinks]), "centers": torch.zeros(1, 2)}
+    known = {"residual": torch.tensor([residual]), "mostly_kinked": kinks, "centers": torch.zeros(1, 2)}
     star = {"star": SimpleNamespace(converged=torch.tensor([True])), "share": torch.ones(1), "labels": torch.zeros(1)}
-    noise = {"noise": lambda error: error, "expansion": SimpleNamespace(error=torch.tensor([3e-3]))}
+    noise = {"noise": lambda: torch.tensor([3e-3])}
     message = _message(SimpleNamespace(**known, **star, **noise, num_steps=9), 1e-6, 50)
     assert message.startswith("converged") == converged
     assert f"{max(residual, 3e-3):.1g} standard deviations" in message

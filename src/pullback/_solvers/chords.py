@@ -39,8 +39,8 @@ from pullback._solvers.objective import Expansion, NoEmbeddingError, Objective, 
 # accelerator a share of its memory, of which convolutions take up to seven times as much for their inner layers
 # (benchmarks/gpu_tasks.py).
 _CACHE_BYTES, _DEVICE_SHARE = 3 * 2**24, 1 / 16
-# Memory of a point and of its tangents, and of a point in reverse mode, in multiples of its own (benchmarks/latent.py).
-_COPIES, _REVERSE = 3, 16
+# Memory of a point in reverse mode in multiples of its own (benchmarks/latent.py).
+REVERSE = 16
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class ChordEnergy(Objective):
         return self.cheap_slopes
 
     def slopes(self, nodes: Tensor, constants: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        size = self.gradient_size(nodes)
+        size = self.chunk_size(nodes, REVERSE)
         energies, gradients = zip(*map(self._slopes, nodes.split(size)), strict=True)
         return torch.cat(energies), torch.cat(gradients)
 
@@ -113,7 +113,7 @@ class ChordEnergy(Objective):
     def chords(self, nodes: Tensor, coarsest: int = 1) -> list[Tensor]:
         """``ds2`` between nodes at strides ``coarsest, coarsest / 2, ..., 1``: each of shape ``(B, T / stride)``."""
         strides = [2**k for k in reversed(range(coarsest.bit_length()))]
-        parts = [self._chords(chunk, strides) for chunk in nodes.split(self.chunk_size(nodes, _COPIES))]
+        parts = [self._chords(chunk, strides) for chunk in nodes.split(self.chunk_size(nodes, 3))]
         return [torch.cat(level) for level in zip(*parts, strict=True)]
 
     def energy(self, nodes: Tensor, constants: Tensor | None = None) -> Tensor:
@@ -122,7 +122,7 @@ class ChordEnergy(Objective):
 
     def expand(self, nodes: Tensor, exact: Tensor, constants: Tensor | None = None) -> Expansion:
         """The Gauss-Newton expansion; with the exact Hessian for the curves where `exact` is true."""
-        size = self.expansion_size(nodes)
+        size = self.chunk_size(nodes, 3 * (2 + nodes.shape[-1]))
         chunks = zip(nodes.split(size), exact.split(size), strict=True)
         return concatenate([self._expand(*chunk) for chunk in chunks])
 
@@ -130,15 +130,6 @@ class ChordEnergy(Objective):
         """Curves that may be decoded at a time, if each point of theirs takes so many times its own memory."""
         per_curve = nodes.shape[1] * self.num_features * nodes.element_size() * copies
         return max(1, self.chunk_bytes // per_curve)
-
-    def expansion_size(self, nodes: Tensor) -> int:
-        """Curves that may be expanded at a time."""
-        return self.chunk_size(nodes, _COPIES * (2 + nodes.shape[-1]))
-
-    def gradient_size(self, nodes: Tensor) -> int:
-        """Curves that may be differentiated in reverse mode at a time; on an accelerator, where inner layers are held
-        too and memory is all that counts, no more than may be expanded."""
-        return self.chunk_size(nodes, _REVERSE) if nodes.device.type == "cpu" else self.expansion_size(nodes)
 
     def parts(self, z: Tensor, origin: Tensor) -> tuple[Tensor, ...]:
         """The distinct maps of the embedding at ``z``; `origin` only matters to pairs."""

@@ -28,7 +28,7 @@ from torch import Tensor
 from pullback._metrics.frame import Frame
 from pullback._numerics.lobatto import DEGREE, NODES, halved, integral, split, stiffness, tails
 from pullback._numerics.rows import beside, concatenate, take
-from pullback._solvers.chords import ChordEnergy
+from pullback._solvers.chords import REVERSE, ChordEnergy
 from pullback._solvers.objective import Expansion, Objective, differentiated
 from pullback._typing import Float
 
@@ -57,7 +57,7 @@ class ElementEnergy(Objective):
         """The energies, and their derivatives in all nodes, ``(B, K p + 1, d)``: a twentieth of an expansion. Those of
         the same curves in halves of the elements, if asked for."""
         times = 0.5 * times.repeat_interleave(2, 1) if in_halves else times
-        size = max(1, self.chords.gradient_size(nodes) // (2 if in_halves else 1))
+        size = self.chords.chunk_size(nodes, (2 if in_halves else 1) * REVERSE)
         self.chords.work.add(2 * times.numel() * NODES)
 
         def energy(z: Tensor, times: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class ElementEnergy(Objective):
     def expand_each(self, nodes: Tensor, times: Tensor, exact: bool) -> Local:
         """The expansions of all elements by themselves, ``(B, K, ...)``."""
         z, K = split(nodes).flatten(0, 1), times.shape[1]
-        size = self.chords.expansion_size(z)
+        size = self.chords.chunk_size(z, 3 * (2 + nodes.shape[-1]))
         chunks = zip(z.split(size), stiffness(times).flatten(0, 1).split(size), strict=True)
         local = concatenate([self._expand_locally(*chunk, exact) for chunk in chunks])
         return Local(*(x.unflatten(0, (-1, K)) for x in vars(local).values()))

@@ -22,12 +22,13 @@ from pullback._solvers.base import Solver
 from pullback._typing import Array, CodeSet, Float
 from pullback.statistics._means import ACCEPT, Balance
 from pullback.statistics._paths import Paths
-from pullback.statistics._stars import Star, star
+from pullback.statistics._stars import star
 
 # A path from the mean that was solved anew and has less energy by this share runs in another valley, and takes its
 # place. So does one in the place of a path that has so much left to gain and does not move.
 _OTHER_VALLEY = 1e-2
-# Standard deviations that a mean moves before its paths are solved anew, and times that they are.
+# Standard deviations that a mean moves before its paths are solved anew (0.2 finds the same means of 200 codes under
+# five decoders, d = 16), and times that they are.
 _FAR, _MAX_FRESH = 0.5, 6
 # Accuracy of the first paths: they are refined when the mean is near.
 _FIRST_RTOL = 5e-2
@@ -144,7 +145,7 @@ def frechet_mean(
         distances=distances,
         logarithms=logarithms,
         residual=float(found.residual),
-        error=float(found.noise(found.expansion.error)),
+        error=float(found.noise()),
         converged=message.startswith("converged"),
         message=message,
         num_steps=found.num_steps,
@@ -163,18 +164,16 @@ def _approach(paths: Paths, points: Tensor, share: Tensor, mean: Tensor, max_ste
         rows = ((found.share > 0) & (lost | far)).nonzero()[:, 0]
         if not len(rows) or paths.is_flat:
             break
-        fresh = _star_at(paths, found, points, rows)
+        fresh = star(paths, found.centers.expand(len(rows), -1), points[rows])
         better = lost[rows] | (fresh.energy() < (1 - _OTHER_VALLEY) * found.expansion.energy[rows])
         if not better.any():
             break
-        again = rows[better]
-        found.restart(found.star.replaced(again, fresh if better.all() else _star_at(paths, found, points, again)))
+        if not better.all():
+            rows = rows[better]
+            fresh = star(paths, found.centers.expand(len(rows), -1), points[rows])
+        found.restart(found.star.replaced(rows, fresh))
         mean = found.centers[0]
     return found
-
-
-def _star_at(paths: Paths, found: Balance, points: Tensor, rows: Tensor) -> Star:
-    return star(paths, found.centers.expand(len(rows), -1), points[rows])
 
 
 def _first_mean(metric: Metric, points: Tensor, share: Tensor) -> Tensor:
@@ -189,7 +188,7 @@ def _first_mean(metric: Metric, points: Tensor, share: Tensor) -> Tensor:
 
 def _message(found: Balance, rtol: float, max_steps: int) -> str:
     failed = int((~found.star.converged | (found.share == 0)).sum())
-    residual, noise = float(found.residual), float(found.noise(found.expansion.error))
+    residual, noise = float(found.residual), float(found.noise())
     if failed:
         return (
             f"{failed} of {len(found.labels)} paths from the mean did not converge; see pullback.geodesic at the mean "
@@ -200,7 +199,7 @@ def _message(found: Balance, rtol: float, max_steps: int) -> str:
             f"the logarithms at the mean are known only to {noise:.1g} standard deviations, as the finest paths do not "
             "resolve the geodesics; smooth the decoder's extrapolation, or leave out far points"
         )
-    kinked = bool(found.kinked.any())
+    kinked = found.mostly_kinked
     if noise > _MARGIN * rtol and residual <= (ACCEPT if kinked else max(noise, rtol)):
         limit = "the decoder's kinks allow" if kinked else "the finest paths tell"
         return f"converged, as far as {limit}: the logarithms balance to {max(residual, noise):.1g} standard deviations"

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from pullback._metrics.connection import filtered_inverse, velocity_of
 from pullback.statistics._paths import Paths
-from pullback.statistics._stars import ElementStar, Star, star
+from pullback.statistics._stars import Star
 
 # Share of the predicted decrease that a step must bring (Armijo; Nocedal and Wright 2006, section 3.1).
 _SUFFICIENT = 1e-4
-# Longest step, and longest step that is taken straight, in standard deviations.
-_LONGEST, _FAR = 0.15, 0.1
+# Longest step, in standard deviations: longer straight ones may leave the domain, and paths lose their geodesics.
+_LONGEST = 0.15
 # Halvings of a step before the mean counts as found as well as it can be.
 _HALVINGS = 8
 # Decrease that paths promise by themselves, relative to the variance, from which on they are solved anew: a choice.
@@ -22,12 +22,9 @@ _ENERGY = 0.01
 # Promised decrease, relative to the variance, from which on Hessians are exact; below the second the step just taken
 # was mostly the last. Choices.
 _NEAR, _LAST = 3e-2, 3e-7
-# Part by which energies may exceed what the triangle inequality allows, and the share of paths that may. Choices.
-_LONGER, _FEW_LOST = 0.02, 0.25
-# Part of all that is promised from which on a path is slow. A choice.
-_MUCH = 0.01
-# Hessians are kept while the promised decrease falls by this factor from step to step. A choice.
-_HELD = 0.1
+# Share of the paths that may descend alone, part of all that is promised from which on a path is slow, and factor by
+# which that must fall from step to step for Hessians to be kept. Choices.
+_FEW, _MUCH, _HELD = 0.25, 0.01, 0.1
 # Residual in multiples of `rtol` at which a step of Gauss and Newton is enough to end with. A choice.
 _FEW_LEFT = 10.0
 # Estimated errors of logarithms may be larger than `rtol` by this factor: in elements that resolve a path, nine in ten
@@ -68,8 +65,9 @@ class Balance:
         momentum = -0.5 * self._mean(self.expansion.slope)
         return _ratio(_lengths(momentum, filtered_inverse(self.paths.tensor(self.centers))), self.variance.sqrt())
 
-    def noise(self, error: Tensor) -> Tensor:
-        """What relative errors ``(n,)`` of the logarithms may contribute to the residual, ``(k,)``."""
+    def noise(self, error: Tensor | None = None) -> Tensor:
+        """What relative errors ``(n,)`` of logarithms, by default of these, may add to the residual, ``(k,)``."""
+        error = self.star.errors() if error is None else error
         return _ratio(self._sum(self._absolute(error).square()).sqrt(), self.variance.sqrt())
 
     @property
@@ -92,7 +90,7 @@ class Balance:
                 self.star = self.star.forgotten(self._are_slow(slow, promise))
             if near or slow.any():
                 self.expansion = self.star.expand(exact=near, keep=True)
-            self._relax(rtol, near, slow)
+            self._relax(rtol, near)
             last = self._promise()
             self._take(*self._newton(), moving, rtol)
 
@@ -102,15 +100,13 @@ class Balance:
         own = self._mean(inner) > 0.5 * promise
         return slow[self.labels] & (~own[self.labels] | (self.share * inner > _MUCH * promise[self.labels]))
 
-    def _relax(self, rtol: float, exact: bool, slow: Tensor) -> None:
+    def _relax(self, rtol: float, exact: bool) -> None:
         """Few paths that have more to gain than the centers descend alone: steps of all would be taken for their
         sake."""
         inner, energy = self.expansion.inner, self.expansion.energy
-        promise = self._promise()
-        left = (promise - self._mean(inner)).clamp_min(rtol**2 * self.variance)
+        left = (self._promise() - self._mean(inner)).clamp_min(rtol**2 * self.variance)
         rows = (self.share > 0) & (inner > _ENOUGH * _ratio(left, self.variance)[self.labels] * energy)
-        rows &= ~slow[self.labels] | (self.share * inner > _MUCH * promise[self.labels])
-        if rows.any() and rows.double().mean() <= _FEW_LOST and not self.mostly_kinked:
+        if rows.any() and rows.double().mean() <= _FEW and not self.mostly_kinked:
             self.star = self.star.relaxed(rows, rtol)
             self.expansion = self.star.expand(exact, keep=True)
 
@@ -125,15 +121,16 @@ class Balance:
 
     def _resolved(self, rtol: float) -> Star:
         """The paths in as many elements as their errors ask for, before they are solved in these."""
-        found, error, kinked = self.star, self.expansion.error, self.kinked
+        found, error = self.star, self.star.errors()
         limit = _CAREFUL * rtol * (self.variance / self._sum(torch.ones_like(self.share))).sqrt()
         for _ in range(_MAX_REFINEMENTS):
             noise = self.noise(error)[self.labels]
             rows = (self._absolute(error) > limit[self.labels]) & (noise > _CAREFUL * rtol)
-            rows &= ~kinked | (noise > ACCEPT)
+            if self.mostly_kinked:
+                rows &= ~found.kinked() | (noise > ACCEPT)
             if (finer := found.refined(rows)) is None:
                 break
-            found, error, kinked = finer, finer.errors(), finer.kinked()
+            found, error = finer, finer.errors()
         return found
 
     def restart(self, new: Star) -> None:
@@ -158,8 +155,10 @@ class Balance:
     def moving(self, rtol: float) -> Tensor:
         """The clusters that have something left to gain, ``(k,)``."""
         rtol = max(rtol, 4 * torch.finfo(self.centers.dtype).eps ** 0.5)
-        floor = self.mostly_kinked * _ENERGY * self._mean(self.kinked * self.expansion.error * self.expansion.energy)
-        return ~self.stuck & (self._promise() > torch.maximum(rtol**2 * self.variance, floor))
+        enough = rtol**2 * self.variance
+        if self.mostly_kinked:
+            enough += _ENERGY * self._mean(self.kinked * self.star.errors() * self.expansion.energy)
+        return ~self.stuck & (self._promise() > enough)
 
     def _promise(self) -> Tensor:
         return self._newton()[1]
@@ -178,9 +177,8 @@ class Balance:
         most = before * (1 + 64 * torch.finfo(step.dtype).eps)
         # a step of length zero is always good, so the loop ends with a trial that is
         for shorter in [0.5] * (_HALVINGS - 1) + [0.0, 0.0]:
-            reach, gone = self._along(length[:, None] * step, length * size), (length * size)[self.labels]
-            trial = self.star.moved(reach[self.labels], torch.where(settled, 0, length[self.labels]))
-            trial = self._found_again(trial, gone)
+            share, gone = length[self.labels], (length * size)[self.labels]
+            trial = self.star.moved(share[:, None] * step[self.labels], torch.where(settled, 0, share))
             energy, least = trial.energy(), 0.5 * (own - 2 * gone).clamp_min(0).square()
             after = self._mean(torch.where(energy >= least, energy, torch.inf))
             good = (after <= most - _SUFFICIENT * length * promise) | (length == 0)
@@ -189,24 +187,6 @@ class Balance:
             length = torch.where(good, length, shorter * length.nan_to_num())
         self.stuck |= moving & (length == 0)
         self._replace(trial, self._is_near(_LAST))
-
-    def _found_again(self, trial: Star, gone: Tensor) -> Star:
-        """The same with paths solved anew that are longer than the triangle inequality allows, if these are few: they
-        have lost their geodesics, and would hold back the center."""
-        most = (1 + _LONGER) * (self.expansion.energy.clamp_min(0).sqrt() + gone).square()
-        lost = ((self.share > 0) & ~(trial.energy() <= most)).nonzero()[:, 0]
-        few = 0 < len(lost) <= _FEW_LOST * len(gone)
-        if not few or self.mostly_kinked or not isinstance(trial, ElementStar):
-            return trial
-        return trial.replaced(lost, star(self.paths, trial.centers[lost], trial.codes[lost]))
-
-    def _along(self, step: Tensor, size: Tensor) -> Tensor:
-        """Where geodesics with such velocities lead, as differences: long straight steps would leave the domain."""
-        far, step = size > _FAR * self.variance.sqrt(), step.clone()
-        if far.any():
-            end = self.paths.exponentials(self.centers[far], step[far])
-            step[far] = torch.where(end.isfinite().all(-1, keepdim=True), end - self.centers[far], step[far])
-        return step
 
     def _replace(self, new: Star, exact: bool) -> None:
         self.star, self.expansion = new, new.expand(exact, keep=not self.mostly_kinked)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pullback._decoders.contract import unvalidated
+from pullback._geometry.certificate import lower_bounds
 from pullback._geometry.exponential import exponential
 from pullback._geometry.geodesic import Geodesic, Starts, geodesic
 from pullback._geometry.logarithm import logarithm
@@ -145,12 +146,15 @@ class Paths:
             return torch.linalg.vector_norm(a[:, None] - b, dim=-1)
         with torch.no_grad(), unvalidated():
             dual = self.metric.embed(self.cast(torch.cat([a, b])))
-            if dual is None or dual[0] is not dual[1]:
-                return torch.zeros(len(a), len(b)).to(a)
-            left, right = dual[0].split([len(a), len(b)])
-            chords = torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
-        # rounded down, so that the bound holds
-        return chords.nan_to_num().to(a) * (1 - 1e-5)
+            if dual is not None and dual[0] is dual[1]:
+                left, right = dual[0].split([len(a), len(b)])
+                bounds = torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
+            else:
+                pairs = a[:, None].expand(-1, len(b), -1).flatten(0, 1), b.repeat(len(a), 1)
+                chunks = zip(*(self.cast(x).split(_CHUNK) for x in pairs), strict=True)
+                bounds = torch.cat([lower_bounds(self.metric, *chunk) for chunk in chunks]).reshape(len(a), len(b))
+        # rounded down, so that they hold
+        return bounds.nan_to_num().to(a) * (1 - 1e-5)
 
     def tensor(self, z: Tensor) -> Tensor:
         with torch.no_grad(), unvalidated():

@@ -39,10 +39,9 @@ _SMOOTH = 64.0
 # Relative error of a momentum over the square of the largest tail: nine in ten are below 90 in coarse elements and
 # below 10 in fine ones (30 codes each of three trained decoders, d = 8 and 16).
 _CAREFUL = 100.0
-# Shares of its own Newton step that a path tries while it follows its center.
-_OWN_STEPS = (1.0, 0.25, 0.0)
-# Part of the decrease a path's own step promises with which it is good enough. A choice.
-_GOOD = 0.5
+# Shares of its own Newton step that a path tries while it follows its center, until one brings a part of what the whole
+# promises. Choices.
+_OWN_STEPS, _GOOD = (1.0, 0.25, 0.0), 0.5
 # Steps of paths that descend alone, with which damping they begin, and to what share of the tolerance they go. Choices.
 _MAX_STEPS, _DAMPING, _SHARE = 30, 1e-3, 0.1
 # Damping of unsolved directions relative to the trace, so that ignored dimensions have a Cholesky factor.
@@ -57,7 +56,6 @@ class Expansion:
     slope: Tensor  # of the energy in the center, (n, d)
     hessian: Tensor  # (n, d, d)
     inner: Tensor  # decrease that the other nodes promise while the center stays, (n,)
-    error: Tensor  # estimate of the relative error of the slope, (n,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,10 +95,13 @@ class LogStar:
     def expand(self, exact: bool = True, *, keep: bool = False) -> Expansion:
         M = self.paths.tensor(self.centers)
         slope = -2 * (M @ self.logs.velocity[..., None])[..., 0]
-        return Expansion(self.energy(), slope, 2 * M, torch.zeros_like(self.logs.distance), self.logs.error)
+        return Expansion(self.energy(), slope, 2 * M, torch.zeros_like(self.logs.distance))
 
     def energy(self) -> Tensor:
         return self.logs.distance.square()
+
+    def errors(self) -> Tensor:
+        return self.logs.error
 
     def moved(self, step: Tensor, share: Tensor) -> LogStar:
         return LogStar.of(self.paths, self.centers + step, self.codes)
@@ -224,7 +225,7 @@ class ElementStar:
                     g.known |= {"energy": local.energy.sum(1), **_condense(local, exact)}
                     g.exact, g.stale = exact, False
         slope, hessian, inner = (self._column(name) for name in ("slope", "hessian", "inner"))
-        return Expansion(self.energy(), slope, hessian, inner, self.errors())
+        return Expansion(self.energy(), slope, hessian, inner)
 
     def moved(self, step: Tensor, share: Tensor) -> ElementStar:
         """Paths whose centers took steps ``(n, d)``, and they a share ``(n,)`` of their own; after `expand`."""
@@ -239,14 +240,15 @@ class ElementStar:
 
     def _moved(self, group: Group, step: Tensor, share: Tensor) -> Group:
         """Each path follows its center, and takes what lowers its energy most of its own Newton step."""
-        promised = _promised(group.known, step, share)
+        E, g, H, inner = (group.known[name] for name in ("energy", "slope", "hessian", "inner"))
+        promised = E + ((g + 0.5 * (H @ step[..., None])[..., 0]) * step).sum(-1) - _GOOD * share * inner
         nodes, least = group.nodes, torch.full_like(share, torch.inf)
         for part in _OWN_STEPS:
             rows = (~(least <= promised)).nonzero()[:, 0]
             if not len(rows):
                 break
-            known = {name: x[rows] for name, x in group.known.items()}
-            trial = group.nodes[rows] + _respond(known, step[rows], part * share[rows])
+            some = group.take(rows)
+            trial = some.nodes + _respond(some.known, step[rows], part * share[rows])
             energy = self.elements.energy(trial, equal_times(trial)).nan_to_num(torch.inf)
             better = energy < least[rows]
             nodes = nodes.index_copy(0, rows[better], trial[better])
@@ -379,10 +381,3 @@ def _respond(known: dict[str, Tensor], step: Tensor, share: Tensor) -> Tensor:
         change = (coupling @ changes[-1][:, -1, :, None])[..., 0] + share[:, None] * load
         changes.append(-change.unflatten(1, (-1, step.shape[1])))
     return torch.cat(changes, 1)
-
-
-def _promised(known: dict[str, Tensor], step: Tensor, share: Tensor) -> Tensor:
-    """Energies below which paths that take their own Newton step as well need not try a shorter one."""
-    bend = (step[:, None] @ known["hessian"] @ step[..., None])[:, 0, 0]
-    follow = known["energy"] + (known["slope"] * step).sum(-1) + 0.5 * bend
-    return follow - _GOOD * share * known["inner"] + 64 * torch.finfo(step.dtype).eps * known["energy"]
