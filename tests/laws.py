@@ -85,6 +85,9 @@ def check_frame(case: Case) -> None:
         for value, other, jacobian, slope in zip(values, expected, jacobians, slopes, strict=False):
             _agree(value - value[:1], other - other[:1])
             _agree(jacobian, slope)
+        (phi, psi), (left, right) = ((x[0].movedim(1, 0), x[-1].movedim(1, 0)) for x in (slopes, *frame.factors))
+        expected, gram = (x.flatten(0, 1) @ y.flatten(0, 1).mT for x, y in ((phi, psi), (left, right)))
+        _agree(gram + gram.mT, expected + expected.mT)
         forces = [torch.randn_like(value) for value in values]
         _agree(frame.hessians(forces), replace(frame, parts=()).hessians(forces))
 

@@ -11,10 +11,11 @@ from sklearn.base import clone
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from torch.distributions import Normal
+from torch.distributions import Bernoulli, Normal
 
 import pullback as pb
 from problems import half_plane
+from pullback.statistics._paths import Paths
 
 NORMAL = half_plane("Normal", Normal, 1.0, 2.0)
 
@@ -82,6 +83,18 @@ def test_centers_are_the_means_of_their_clusters():
     assert torch.equal(D.argmin(1), model.labels_)
     assert torch.equal(model.predict(codes), model.labels_)
     assert model.inertia_ == pytest.approx(D.amin(1).square().sum().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("likelihood", [lambda x: Normal(x.tanh(), (0.3 * x).exp()), lambda x: Bernoulli(logits=x)])
+def test_lower_bounds_are_between_nothing_and_the_distance(likelihood):
+    """Also where the family has no Euclidean embedding: k-means solves only for paths that may matter."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 9)).double()
+    paths = Paths(pb.FisherRaoMetric(pb.WithPrior(lambda z: likelihood(network(z)))))
+    a, b = torch.randn(5, 2).double(), torch.randn(4, 2).double()
+    bounds, distances = paths.lower_bounds(a, b), paths.matrix(a, b)
+    assert (bounds <= distances).all()
+    assert (bounds > 0.3 * distances).all()
 
 
 def test_more_runs_are_no_worse():
