@@ -72,14 +72,7 @@ def half_plane(
         return planar([along, shear * along + ds / eta[..., 1]])
 
     def factors(eta: Tensor, eta0: Tensor | None) -> list[list[list[Tensor]]]:
-        step, scale, scale0 = seen(eta, eta0)
-        x, by_loc = a**0.5 * (step / scale), a**0.5 / scale
-        by_scale = shear * by_loc - x / scale
-        lift = -scale / scale0
-        last = [2 * lift * x * by_loc, lift * (2 * x * by_scale + (x * x + c) / scale)]
-        dx, dy = [by_loc, by_scale], [torch.zeros_like(scale), -scale0 / scale**2]
-        # y and w only meet each other
-        return [[dx, dy], [dx, last]]
+        return _factors(*seen(eta, eta0), shear, a, c)
 
     def information(p: Distribution) -> Information:
         pair = Maps(values, push, pull, factors)
@@ -130,6 +123,14 @@ def _pulled(step: Tensor, scale: Tensor, scale0: Tensor, forces: list[Tensor], a
     lift = ratio * on_w
     along_x = on_x + 2 * lift * x
     return (a**0.5 / scale) * along_x, lift * (x * x + c) - along_x * x - on_y / ratio
+
+
+def _factors(step: Tensor, scale: Tensor, scale0: Tensor, shear: float, a: float, c: float) -> list[list[list[Tensor]]]:
+    """Derivatives of (x, y) and (x, -w) in location and scale: y and w only meet each other in products."""
+    x, by_loc, lift = a**0.5 * (step / scale), a**0.5 / scale, -scale / scale0
+    by_scale = shear * by_loc - x / scale
+    dx, dy = [by_loc, by_scale], [torch.zeros_like(scale), -scale0 / scale**2]
+    return [[dx, dy], [dx, [2 * lift * x * by_loc, lift * (2 * x * by_scale + (x * x + c) / scale)]]]
 
 
 def _distance(step: Tensor, scale: Tensor, scale1: Tensor, a: Constant, c: Constant) -> Tensor:

@@ -217,12 +217,7 @@ class Frame:
     @functools.cached_property
     def tangents(self) -> Tensors:
         """The maps' Jacobians, ``(d, *batch, F)``."""
-        return side_by_side(self.jacobians_of_parts)
-
-    @property
-    def jacobians_of_parts(self) -> list[Tensors]:
-        """The maps' Jacobians, of each part by itself."""
-        return [part.pushed for part in self.parts] or [self.jacobians]
+        return side_by_side([part.pushed for part in self.parts] or [self.jacobians])
 
     @property
     def factors(self) -> list[Tensors]:
