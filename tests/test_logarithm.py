@@ -135,6 +135,13 @@ def test_batches_broadcast_and_equal_loops():
     torch.testing.assert_close(together, loop, rtol=1e-9, atol=1e-9)
 
 
+def test_paths_solved_one_at_a_time_for_lack_of_memory_are_the_same(monkeypatch):
+    a, b = NORMAL.points(6), NORMAL.points(6)
+    together = pb.logmap(NORMAL.metric, a, b, rtol=1e-10)
+    monkeypatch.setattr(logarithms, "_MATRICES", 10**9)
+    torch.testing.assert_close(pb.logmap(NORMAL.metric, a, b, rtol=1e-10), together, rtol=1e-9, atol=1e-9)
+
+
 def test_single_precision():
     a, b = SIMPLEX.points(3).float(), SIMPLEX.points(3).float()
     log = pb.logmap(SIMPLEX.metric, a, b)

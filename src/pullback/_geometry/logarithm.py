@@ -30,7 +30,7 @@ from pullback._geometry.exponential import follow
 from pullback._geometry.geodesic import Geodesic, Starts, check_converged, geodesic, sentences
 from pullback._metrics.base import Metric, codes_for
 from pullback._metrics.connection import velocity_of
-from pullback._numerics.lobatto import stiffness
+from pullback._numerics.lobatto import DEGREE, stiffness
 from pullback._numerics.tridiagonal import solve_tridiagonal
 from pullback._options import check_options
 from pullback._progress import progress
@@ -50,6 +50,8 @@ _TRIAL, _MAX_STEPS, _NUM_TRIALS = 0.1, 1000, 2
 # Misses over their estimates, by which these are multiplied: nine in ten were below 1.3, and of 800 three above 5, the
 # largest 17, along a wall (four families of VAEs, d = 8 and 16, benchmarks/latent_statistics.py).
 _SURE = 5.0
+# Memory for the Hessians of paths that are solved together, and matrices that each takes (512 pairs, d = 32).
+_BYTES, _MATRICES = 2**31, 24
 # Size of a flat metric that is added where the decoder ignores codes, over the mean of the elements' Hessian.
 _STRAIGHT = 1e-9
 # Change of a gradient of order four, when segments are halved, over its error (Richardson).
@@ -167,7 +169,9 @@ def logarithm(
         with torch.no_grad(), unvalidated():
             chords = ChordEnergy.checked(metric, found.nodes[index])
             if chords.num_parts:
-                _by_elements(chords, found, index, rtol, check)
+                per_path = _MATRICES * (DEGREE * a.shape[-1]) ** 2 * a.element_size()
+                for some in index.split(max(1, max(_BYTES, chords.chunk_bytes) // per_path)):
+                    _by_elements(chords, found, some, rtol, check)
             else:
                 _by_gradient(metric, path, found, index)
                 if check:
