@@ -19,7 +19,7 @@ from pullback._solvers.plan import COARSE_STEPS
 
 # Tails of the elements on which a path is first solved, and steps there (logarithms of the VAE,
 # benchmarks/geodesics.py).
-_COARSE_TAIL, _MAX_STEPS = 5e-3, 2 * COARSE_STEPS
+_COARSE_TAIL, _MAX_STEPS = 5e-3, 3 * COARSE_STEPS
 # Damping for paths as they come, and for curves that were solved on fewer elements.
 _FAR, _NEAR = 1e-3, 1e-8
 # Excess from which on it says little of how many elements are needed: three times as many.
