@@ -11,8 +11,10 @@ from torch.distributions import Categorical, Normal, Poisson
 
 import pullback as pb
 from problems import PROBLEMS, half_plane, simplex, sphere
+from pullback._solvers.elements import ElementEnergy, Local
 from pullback.statistics._frechet import _message
 from pullback.statistics._paths import Paths
+from pullback.statistics._stars import ElementStar
 
 NORMAL = half_plane("Normal", Normal, 1.0, 2.0)
 
@@ -191,6 +193,31 @@ def test_a_mean_balances_as_well_as_its_logarithms_are_known(residual, kinks, co
     assert message.startswith("converged") == converged
     assert f"{max(residual, 3e-3):.1g} standard deviations" in message
     assert converged or ("jumps at the decoder's kinks" in message) == kinks
+
+
+def test_hessians_that_are_kept_change_the_way_and_not_the_mean(monkeypatch):
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 20)).double()
+    metric, points = (
+        pb.FisherRaoMetric(pb.WithPrior(lambda z: Normal(4 * network(z), 1.0))),
+        torch.randn(12, 4).double(),
+    )
+    each, expand, exact = ElementEnergy.expand_each, ElementStar.expand, []
+
+    def counted(self, nodes: Tensor, times: Tensor, is_exact: bool) -> Local:
+        exact[-1] += is_exact * times.numel()
+        return each(self, nodes, times, is_exact)
+
+    monkeypatch.setattr(ElementEnergy, "expand_each", counted)
+    means = []
+    for way in (expand, lambda self, exact=True, *, keep=False: expand(self, exact)):
+        monkeypatch.setattr(ElementStar, "expand", way)
+        exact.append(0)
+        means.append(pb.statistics.frechet_mean(metric, points))
+        assert means[-1].residual < 1e-6
+    kept, renewed = means
+    assert metric.norm(kept.mean[None], (renewed.mean - kept.mean)[None]) < 1e-5 * kept.variance.sqrt()
+    assert exact[0] < exact[1]
 
 
 def test_what_was_solved_too_coarsely_is_solved_as_well_as_was_asked_for():
