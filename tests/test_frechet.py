@@ -198,10 +198,8 @@ def test_a_mean_balances_as_well_as_its_logarithms_are_known(residual, kinks, co
 def test_hessians_that_are_kept_change_the_way_and_not_the_mean(monkeypatch):
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 20)).double()
-    metric, points = (
-        pb.FisherRaoMetric(pb.WithPrior(lambda z: Normal(4 * network(z), 1.0))),
-        torch.randn(12, 4).double(),
-    )
+    metric = pb.FisherRaoMetric(pb.WithPrior(lambda z: Normal(4 * network(z), 1.0)))
+    points = torch.randn(12, 4).double()
     each, expand, exact = ElementEnergy.expand_each, ElementStar.expand, []
 
     def counted(self, nodes: Tensor, times: Tensor, is_exact: bool) -> Local:

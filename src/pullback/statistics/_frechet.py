@@ -28,7 +28,7 @@ from pullback.statistics._stars import star
 # place. So does one in the place of a path that has so much left to gain and does not move.
 _OTHER_VALLEY = 1e-2
 # Standard deviations that a mean moves before its paths are solved anew (0.2 finds the same means of 200 codes under
-# five decoders, d = 16), and times that they are.
+# four decoders, d = 16), and times that they are.
 _FAR, _MAX_FRESH = 0.5, 6
 # Accuracy of the first paths: they are refined when the mean is near.
 _FIRST_RTOL = 5e-2
